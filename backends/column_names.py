@@ -8,9 +8,8 @@
     drops m                                 total → n                   n, and m in those not written since
     declares total, and an m once more      total → n, m → m#2          n, m#2, …
 
-A stored name is given once: what was dropped is never read again, and a column that takes its name begins empty. Stored
-rows, backends, commits and snapshots know only stored names. Names are translated where a transaction reads and writes,
-and where state is shown or saved.
+A stored name is given once: what was dropped is never read again. Only stored names reach backends, commits and
+snapshots; a transaction translates them.
 """
 
 from __future__ import annotations

@@ -7,10 +7,9 @@
                         note string         note string            null
     total double                            total double           (not shown)
 
-Names are those under which columns are stored (`holdfast.backends.column_names`). A column that is no longer declared
-stays in the rows that have it, until they are written again: declared once more, it is found there. So rows of any age
-have one meaning, whatever was merged, restored or taken over. Rows are never rewritten for a change: each run, commit
-and database says with which schema its rows were written, and they are projected when they are read.
+A column that is no longer declared stays in the rows that have it: declared once more, it is found there. Rows are
+never rewritten for a change: each file says with which schema its rows were written, and they are projected when they
+are read.
 
 Key columns never change: rows are found by them.
 """

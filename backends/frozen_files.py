@@ -33,10 +33,7 @@ class FrozenFiles(ABC):
 
     @abstractmethod
     def require(self, name: str, start: int = 0, end: int | None = None) -> None:
-        """Fetch and verify the bytes from `start` to `end`, by default the file's end.
-
-        Raises `CorruptionError` if they are missing or damaged, `UnavailableError` if a storage fails.
-        """
+        """Fetch and verify the bytes from `start` to `end`, by default the file's end."""
 
     def bring(self, places: Sequence[Place]) -> None:
         """Fetch at least these bytes, perhaps unverified: the reader verifies blocks, and calls `require` on damage."""

@@ -6,17 +6,15 @@
                                                            │
     staging/<name>/ ◀──────────── one rename ──────────────┘  then removed, file by file
 
-A folder is filled below ``staging`` and renamed into place; the opposite rename takes it away. So a process that is
-killed at any moment leaves whole folders and, below ``staging``, leftovers. Whoever fills a folder locks it
-(`holdfast.backends.local.folder_locks`), and the folder above ``staging`` too, until the work is done: a leftover is a
-folder that nobody has locked, however old it is.
+A process that is killed at any moment leaves whole folders and, below ``staging``, leftovers. Whoever fills a folder
+locks it (`holdfast.backends.local.folder_locks`), and the folder above ``staging``, so a leftover is a folder that
+nobody has locked.
 
 A file that two folders hold is one file with two hard links: each folder owns its link, and the file system frees the
 file with the last one. Nobody counts references.
 
-A file is **sealed** when it has been written: its time of modification is set back by one second, and whoever notes its
-size and digest notes that time too. A file written to since has another time; a reader computes only that file's
-digest, which costs a full read.
+A file is **sealed** when it has been written: its time of modification is set back by one second and noted with its
+size and digest. Only a file with another time has its digest computed again.
 """
 
 from __future__ import annotations
@@ -97,10 +95,7 @@ class MappedStoredFile(NamedTuple):
 
 
 def map_stored_file(path: Path, kind: str, note: FileNote, *, verify: bool = False) -> MappedStoredFile:
-    """Map a whole file, verifying its digest if it looks touched or `verify`; the mapping outlives the file.
-
-    Raises `NotFoundError` if it is missing; `CorruptionError` if it is damaged.
-    """
+    """Map a whole file, verifying its digest if it looks touched or `verify`; the mapping outlives the file."""
     with reading(path):
         found = os.stat(path)
         if found.st_size != note.size_bytes or not found.st_size:

@@ -7,8 +7,7 @@
     oldest   ▒▒▒▒▒▒▒▒▒▒▒   20M rows
 
 A merge leaves a run that is less than `1 / GROWTH` of the one below it, so a stack is a few runs high and a row is
-rewritten a few times in all. Snapshots send what is rewritten. Source of the rule: the size-tiered merging of
-log-structured merge trees (O'Neil et al. 1996); figures: `docs/decisions/0005-run-files.md`.
+rewritten a few times in all: size-tiered merging (O'Neil et al. 1996; docs/decisions/0005-run-files.md).
 """
 
 from __future__ import annotations
@@ -118,11 +117,7 @@ def _within(run: Stacked, keys: Keys, undecided: BoolArray) -> IntArray:
 
 
 def merge_in_stretches(runs: Sequence[Run], *, drop_deletes: bool, first_bytes: int | None = None) -> Iterator[Run]:
-    """Merge rows, and yield them by ascending ranges of the hash.
-
-    Runs come oldest first, a file's stretches in any order; the first stretch yielded has about `first_bytes`. Memory:
-    a few times `STRETCH_BYTES`, unless one hash has more rows.
-    """
+    """Merge rows, and yield them by ascending ranges of the hash, the first of about `first_bytes`."""
     for part in _stretches(runs, 0, MAX_HASH, first_bytes):
         merged = merge_runs(part, drop_deletes=drop_deletes)
         if len(merged):
@@ -130,10 +125,7 @@ def merge_in_stretches(runs: Sequence[Run], *, drop_deletes: bool, first_bytes: 
 
 
 def merge_over(below: Iterable[Run], writes: Sequence[Run]) -> Iterator[Run]:
-    """Merge `writes`, oldest first, over the live rows that `below` yields by hash, reading that lazily.
-
-    Cost: a merge of the writes, then proportional to what is read, however many rows share a hash.
-    """
+    """Merge `writes`, oldest first, over the live rows that `below` yields by hash, reading that lazily."""
     if not writes:
         yield from (run for run in below if len(run))
         return
@@ -230,10 +222,7 @@ def _scan_crowd(runs: Sequence[Run]) -> Iterator[Run]:
 
 
 def merge_prefixes(runs: Sequence[Run], prefixes: Keys) -> Iterator[Run]:
-    """Merge the rows that begin with one of `prefixes`; yield live ones by ascending ranges of the hash.
-
-    Cost: two binary searches for each hash and run, and reading their rows. Memory: as of `merge_in_stretches`.
-    """
+    """Merge the rows that begin with one of `prefixes`; yield live ones by ascending ranges of the hash."""
     if not len(prefixes):
         return
     prefixes = prefixes.take(np.argsort(prefixes.hashes))
@@ -335,10 +324,7 @@ def _placed(hits: list[tuple[IntArray, pa.RecordBatch]], n: int, order: IntArray
 
 
 def first_to_merge(sizes_bytes: Sequence[int], limit_bytes: int | None = None) -> int:
-    """Return the first run to merge with the newest; sizes come oldest first, and the last index means none.
-
-    Beyond `limit_bytes`, merges only a small part; the rest is left to the background.
-    """
+    """Return the first run to merge with the newest, of runs from the oldest on; the last index means none."""
     start = _first_of_stretch(sizes_bytes)
     total_bytes = sum(sizes_bytes[start:])
     if limit_bytes is None or total_bytes <= limit_bytes:

@@ -2,8 +2,6 @@
 
 A table has key columns and value columns, each in its **storage type** (`holdfast.backends.arrow.rows.storage_type`).
 A row is found by its hash and its key; `holdfast.backends.run` shows how rows are stored.
-
-In headers of stored files and in messages a schema is text: base64 of Arrow's IPC form.
 """
 
 from __future__ import annotations
@@ -97,11 +95,7 @@ class TableSchema:
         return TableSchema(self.name, pa.schema(list(self.key)[:columns]), self.value)
 
     def conform(self, data: pa.Table | pa.RecordBatch, side: str, keys: Keys | None = None) -> pa.RecordBatch:
-        """Return `data` as one batch in the storage types of the ``"key"`` or ``"value"`` columns.
-
-        Raises `SchemaMismatchError`, naming the first of `keys` at fault, if a column is missing, unknown, or does not
-        fit.
-        """
+        """Return `data` as one batch in the storage types of the ``"key"`` or ``"value"`` columns."""
         schema = self.key if side == "key" else self.value
         if sorted(data.schema.names) != sorted(schema.names):
             raise SchemaMismatchError(

@@ -126,10 +126,9 @@ def decode(
     plain_bytes: int | None = None,
     plain_bytes_max: int | None = None,
 ) -> StoredFile:
-    """Read a whole stored file, called `source` in errors, into views of `data`. Raises `CorruptionError`.
+    """Read a whole stored file, called `source` in errors, into views of `data`.
 
-    `verify` is false only for local files that this executor wrote. Sections unpack to `plain_bytes`, or at most
-    `plain_bytes_max`, by default LZ4's maximum.
+    Sections unpack to `plain_bytes`, or at most `plain_bytes_max`, by default LZ4's maximum.
     """
     buffer = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
     view = memoryview(buffer)
@@ -351,10 +350,7 @@ def write_to(
     sections: Mapping[str, SectionWriter] | None = None,
     encoding: str = "plain",
 ) -> tuple[int, str]:
-    """Write one stored file to `sink`, in order; the caller makes it durable.
-
-    Each of `sections` is called with a file; "lz4" holds a section in memory once.
-    """
+    """Write one stored file to `sink`, in order, and each of `sections` by a call; the caller makes it durable."""
     out = _DigestingSink(sink)
     with pa.PythonFile(out, mode="w") as file:
         _write_undigested(file, kind, header, sections, encoding)
@@ -449,9 +445,9 @@ def encode_in_place(
     encoding: str = "plain",
     plain_bytes: int | None = None,
 ) -> tuple[memoryview, str]:
-    """Make a stored file of the first `size_bytes` of `data`, its only section, in place.
+    """Make a stored file of the first `size_bytes` of `data`, its only section, in place; return it and its digest.
 
-    `END_BYTES_MAX` must follow the section. Returns the file, a view of `data`, and its digest.
+    `END_BYTES_MAX` must follow the section.
     """
     plain_bytes = size_bytes if plain_bytes is None else plain_bytes
     table = [{"name": section, "offset": 0, "size_bytes": size_bytes, "plain_bytes": plain_bytes}]

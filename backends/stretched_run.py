@@ -7,12 +7,11 @@
     1           131072 …        0x0543…         │ one search a stretch finds their rows,
     2           …               0x07e8…         ┘ and one gather a column compares and returns them all
 
-So a look-up's cost depends on its keys, not on the size of the run. It prefetches from a file that is not in memory in
-three steps, each for all keys at once: hashes near their expected places, as hashes are spread evenly; then the rows;
-then the texts they refer to.
+So a look-up's cost depends on its keys, not on the size of the run. From a file that is not in memory it prefetches in
+three steps, each for all keys at once: hashes near their expected places, the rows, and the texts they refer to.
 
-A value's place follows from its stretch and row (`PiecedColumn`): a few operations on whole arrays find the values of
-all rows, however many stretches. Arrow's `take` would need a call for each.
+A value's place follows from its stretch and row (`PiecedColumn`): a few operations on whole arrays find all values,
+where Arrow's `take` would need a call for each stretch.
 """
 
 from __future__ import annotations
@@ -234,10 +233,7 @@ def _start(buffer: pa.Buffer | None, memory: pa.Buffer) -> int:
 
 
 class StretchedRun:
-    """A run in several stretches of one file; safe for many threads.
-
-    `parts` ascend by hash and lie in `memory`, a file from its beginning, which may be on disk as `file`.
-    """
+    """A run in ascending stretches of one file, mapped as `memory`; safe for many threads."""
 
     def __init__(self, parts: Sequence[Run], memory: pa.Buffer, file: MappedFile | None = None) -> None:
         self._parts = list(parts)

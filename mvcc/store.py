@@ -211,10 +211,7 @@ class VersionedStore:
         return None
 
     def _restore(self, pointer: Pointer, held: Collection[Pointer]) -> HoldfastError | None:
-        """Make a version from the log; return the error if the base version vanished or was set aside.
-
-        A large one is made in steps, each a valid older version; if the restore fails, the last step stays.
-        """
+        """Make a version from the log, in steps; return the error if the base version vanished or was set aside."""
         on_the_way: Pointer | None = None
         while True:
             with self._opened(pointer, held) as restored:

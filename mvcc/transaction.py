@@ -1,8 +1,7 @@
 """One attempt at one micro-batch: reads a version, collects writes, commits them as the next version.
 
-`Measures` say what it read and wrote, and how long it took. A written row counts as new only if the transaction has
-looked it up before, as most functions do: nothing is read just for counting. Rows written unread, such as elements of a
-list, only count as written.
+`Measures` say what it read and wrote, and how long it took; only rows that were looked up before they were written
+count as new.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Commits as stored files: made, fetched, checked and read.
-
-`read_commit` is the one reader of commits: restores, clean-ups, verification and listings start with a `Commit`. A
-commit's header declares how many bytes its rows have when they are unpacked, and so does the chain of each version that
-builds on it. Nothing larger is ever asked for.
-"""
+"""Commits as stored files: made, fetched, checked and read; nothing larger than a header declares is ever asked for."""
 
 from __future__ import annotations
 
@@ -88,10 +83,7 @@ def read_commit(data: bytes | memoryview, shard: str, pointer: Pointer, source: 
 
 
 def read_commit_end(read: stored_file.Read, size_bytes: int, shard: str, pointer: Pointer, source: str) -> Commit:
-    """Return a commit without its rows, from the end of its object, by `read`. Raises `CorruptionError`.
-
-    No checksum covers the end: a damaged one names a base, by version, id and digest, that does not exist.
-    """
+    """Return a commit without its rows, from the end of its object, by `read`; no checksum covers the end."""
     if size_bytes > COMMIT_BYTES_MAX:
         raise CorruptionError(f"{source} is larger than any commit", size_bytes=size_bytes)
     end = stored_file.decode_end(read, size_bytes, source=source, kind=KIND, plain_bytes_max=size_bytes)

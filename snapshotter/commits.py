@@ -141,12 +141,7 @@ class ObjectCommitLog:
 
     @contextmanager
     def restore(self, pointer: Pointer, held: Collection[Pointer] = ()) -> Iterator[RestoredVersion]:
-        """Read a version; the only local change is a folder that the context removes.
-
-        Raises `StateLostError` if the commit is gone; `CorruptionError` if the chain is damaged and no older snapshot
-        stands in; `UnavailableError` if a storage fails. What the newest of the `held` versions in the lineage has is
-        not read. Memory: a few times `step_bytes`; a longer chain gives an older version on the way.
-        """
+        """Read a version, or an older one on the way to it, but not what the newest of the `held` versions has."""
         is_carried = pointer in self.carried
         commit = self._carried_commit(pointer) if is_carried else self._commits.fetch_newest(pointer)
         with ExitStack() as folders:

@@ -70,9 +70,8 @@ class Fence:
     def take(self, number: int, data: Buffer) -> list[int]:
         """Put the object of the next number after those the caller has read; return all numbers, this one last.
 
-        Raises `FencedError` if the number is taken: nothing of this call stands; `ConflictError` if later ones are
-        taken, so that this one may stand, for them to act upon; `UnavailableError` if the storage did not answer. Two
-        callers with the same `data` both take it, unless that holds a random id.
+        Raises `FencedError` if the number is taken: this object does not stand. Raises `ConflictError` if later ones
+        are taken: it may stand. With a random id in `data`, only one caller succeeds.
         """
         try:
             self._folder.put_if_absent(key_of(number), data)

@@ -52,8 +52,8 @@ _KNOWN: dict[type[Any], tuple[_Reader, ...]] = {}
 class Stored:
     """A dataclass that is stored as a JSON object; see the module.
 
-    Fields are of int (from 0 on), str, bool, `Pointer`, `Stored`, or tuples, lists and mappings of these; ``Annotated``
-    with a pattern, range, length or `Coding`. To a class with ``notice=True`` newer releases may add fields.
+    ``Annotated`` bounds a field by a pattern, range, length or `Coding`; an int is 0 or more without. To a class with
+    ``notice=True`` newer releases may add fields.
     """
 
     _IS_NOTICE: ClassVar[bool] = False

@@ -119,10 +119,7 @@ class Lineage(Stored):
         return version - oldest + 1
 
     def standing_on(self, snapshots: Mapping[Pointer, ChainEntry]) -> Lineage:
-        """Return the lineage with the newest of some snapshots in place of the objects that it replaces.
-
-        Carried commits hold the changes since the newest commit object, and so apply to a snapshot made in between.
-        """
+        """Return the lineage with the newest of some snapshots in place of the objects that it replaces."""
         for pointer in reversed(self.since):
             if pointer in snapshots:
                 return Lineage((snapshots[pointer],), self.since, self.last)

@@ -8,9 +8,6 @@
     decide    a micro-batch will be visible: the handles of all its parts
     continue  a query that was restored from a savepoint takes the place of the one that was saved, for good
 
-A decision is stored after everything that it names was prepared, and before any of it is visible. Whoever finds it
-commits the handles that it holds, however often.
-
 The log is a fence (`holdfast.snapshotter.fence`). A driver appends to what it has read, and fails if anybody else has
 appended since. So once an entry is stored, nobody can decide what was prepared before it and is in no decision: it
 may be aborted.
@@ -64,9 +61,8 @@ def checked_sink(name: object) -> str:
 def plan_of(batch: str, sources: Iterable[tuple[str, str]]) -> str:
     """Return the digest that distinguishes a micro-batch from others with its number and beginning.
 
-    `batch`: JSON as Spark logged it, with time and settings; `sources`: name or number, and end offset, of each. A
-    repeat has the logged time. If Spark plans anew, equal offsets are not the same results: more timers are due, and a
-    file source's offset, a number of its own log, stands for other files.
+    Equal offsets alone do not mean equal results: replanned later, more timers are due, and a file source's offsets may
+    stand for other files. So the digest covers the logged time and settings in `batch`, too.
     """
     told = [sorted(sources), json.loads(batch).get("batchTimestampMs")]
     return xxhash.xxh3_128_hexdigest(json.dumps(told).encode())
@@ -163,11 +159,7 @@ class SinkLog:
         return entry if entry.decided == entry.number else self.read(entry.decided)
 
     def names(self, query_id: str) -> bool:
-        """Tell of a damaged log whether the query may be the one that writes: by all that is left, whole or not.
-
-        Reads back to the newest whole entry, and to the decision that this one names. Two newer ones that name nobody
-        may be another query's: it begins, and then decides.
-        """
+        """Tell of a damaged log whether the query may be its writer, by its newest whole entry and that decision."""
         oldest = nameless = 0
         for number in reversed(self._fence.numbers()):
             if number < oldest:
@@ -194,9 +186,8 @@ class SinkLog:
     def append(self, entry: Entry) -> None:
         """Store the entry after the newest that was read; a decision's micro-batch will be visible from here on.
 
-        Raises `FencedError` if another driver has appended since, `InvalidArgumentError` if the handles cannot be
-        stored: the entry does not stand; `ConflictError` if others have gone on and act upon it if it stands;
-        `UnavailableError` if nobody knows.
+        After `FencedError` or `InvalidArgumentError` the entry does not stand; after `ConflictError` it may, and later
+        drivers act upon it; after `UnavailableError` nobody knows.
         """
         header = entry.to_json()
         size_bytes = len(json.dumps(header["handles"]))

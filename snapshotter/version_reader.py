@@ -6,13 +6,9 @@
     read of these      the parts that       whole               whole         came with the pointer
                        may hold the keys
 
-Restores nothing, and keeps only what may be asked for again: objects never change.
-
 The files of a snapshot are read in place: parts, or ranges of them, on demand. A part is verified by its digest, so it
 is read as a whole. RocksDB, which verifies each block itself, reads ranges: an uncompressed part's bytes are at its
 beginning.
-
-`read_tables` reads all live rows of one version into memory.
 """
 
 from __future__ import annotations
@@ -55,11 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 def read_tables(log: ObjectCommitLog, pointer: Pointer, tables: Collection[str]) -> dict[str, Run]:
-    """Return the live rows by table, one run each; a table without rows may be absent.
-
-    `log` has no backend, so that it returns rows; raises as `ObjectCommitLog.restore`. Memory: the rows, twice while
-    they are merged.
-    """
+    """Return the live rows by table, one run each, in memory; a table without rows may be absent."""
     rows: dict[str, Run] = {}
     reached: list[Pointer] = []
     while reached != [pointer]:
@@ -160,11 +152,7 @@ class At(NamedTuple):
 
 
 class VersionReader:
-    """See the module; to be closed. For one thread at a time.
-
-    `shard`: ``totals/shard-0003``; `executor` must not run the caller; `work_folder`: makes an empty folder for a
-    context.
-    """
+    """Reads some rows of a shard's versions, for one thread at a time; `executor` must not run the caller."""
 
     def __init__(
         self,
@@ -184,11 +172,7 @@ class VersionReader:
         self._lock = threading.Lock()
 
     def find(self, at: At, table: str, prefixes: Keys) -> Run:
-        """Return the live rows that begin with one of some prefixes.
-
-        Raises `StateLostError` if the commit is gone, `CorruptionError` if an object is, or damaged, `UnavailableError`
-        if a storage fails.
-        """
+        """Return the live rows that begin with one of some prefixes."""
         return self.of_keys(table, prefixes).at(at)
 
     def of_keys(self, table: str, prefixes: Keys) -> KeyReader:
@@ -196,10 +180,7 @@ class VersionReader:
         return KeyReader(self, table, prefixes)
 
     def scan(self, at: At, table: str, first_hash: int = 0) -> Iterator[Run]:
-        """Yield the live rows from a hash on, ascending by it; raises as `find`.
-
-        Another scan bypasses a damaged snapshot. Memory: the commits since the snapshot, and a stretch of that.
-        """
+        """Yield the live rows from a hash on, ascending by it; a repeated scan bypasses a damaged snapshot."""
         newest, schema = self.newest(at), self.tables[table]
         written = [one.run_of(schema) for one in (*self.commits(newest.lineage.commits), newest)]
         writes = [run.slice(first_hash, MAX_HASH) for run in written if run is not None]

@@ -304,10 +304,7 @@ def explain(error: BaseException | None) -> str:
 
 
 def passes(error: BaseException) -> bool:
-    """Tell whether a query that failed with this error may succeed if simply restarted.
-
-    True for retryable errors and for a lost machine, process or network, except the driver's own JVM.
-    """
+    """Tell whether a restart may help: the error is retryable, or a machine, process or network was lost."""
     text = _text(error)
     raised = _chosen(list(_raised(text)))
     if raised is not None and raised.kind is not None:

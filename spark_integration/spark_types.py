@@ -50,11 +50,7 @@ _HINTS = {
 
 
 class Watermark(NamedTuple):
-    """The mark of a column of event times, `delay_ms` behind the newest row.
-
-    `held_back_ms`: how much older a row may be without being late: a join shows an old row when another comes near it,
-    and operators behind it wait for that.
-    """
+    """The mark of a column of event times; a row may be `held_back_ms` older than the newest without being late."""
 
     delay_ms: int
     held_back_ms: int = 0
@@ -242,10 +238,7 @@ def conform_output(table: object, schema: pa.Schema, operator: str) -> pa.Record
 
 
 def require_nulls_allowed(column: pa.Array, field: pa.Field, whose: str, **facts: object) -> None:
-    """Check that output has nulls, at any depth, only where `field` allows: Spark would read others as 0.
-
-    Raises `SchemaMismatchError`, which calls the user's code `whose`.
-    """
+    """Check that output has nulls, at any depth, only where `field` allows: Spark would read others as 0."""
     if column.null_count and not field.nullable:
         raise SchemaMismatchError(
             f"{whose} returned nulls in column {field.name!r}, which outputStructType declares NOT NULL",

@@ -82,10 +82,7 @@ _SPARK = minor_version(pyspark.__version__)
 
 
 def arrow_limit(spark_version: str) -> int | None:
-    """Return the first major version of pyarrow on which this Spark's ``applyInPandasWithState`` fails.
-
-    pyarrow 26 refuses the floats that the worker slices at, which Spark 4.0.5 and 4.1.4 make integers.
-    """
+    """Return the first major version of pyarrow on which this Spark's ``applyInPandasWithState`` fails."""
     numbers = tuple(int(number) for number in re.findall(r"\d+", spark_version)[:3])
     return 26 if (4, 0) <= numbers < (4, 0, 5) or (4, 1) <= numbers < (4, 1, 4) else None
 
@@ -132,8 +129,7 @@ def java_versions(spark_version: str = pyspark.__version__) -> frozenset[int]:
 def state_partitions(tell: Callable[[str], str], *, in_sparks_thread: bool) -> int | None:
     """Return how many partitions Spark's state has, as its offset log pins them; None if unknown.
 
-    `tell` returns a property of the task, or "". Spark 4.0 pins it in the session's ``spark.sql.shuffle.partitions``,
-    which other sessions have too: there it counts only `in_sparks_thread`.
+    Spark 4.0 pins it in the session's ``spark.sql.shuffle.partitions``, which counts only `in_sparks_thread`.
     """
     if _SPARK >= (4, 1):
         return _number(tell("spark.sql.streaming.internal.stateStore.partitions"))
@@ -173,11 +169,7 @@ def is_classic(session: SparkSession) -> bool:
 
 
 def start_state_coordinator(spark: SparkSession) -> None:
-    """Start Spark's state store coordinator, which only starts with the streaming query manager.
-
-    Without it a read on Spark 4.1 that snapshots a long chain fails with ``CANNOT_LOAD_STATE_STORE``. Listing the
-    queries starts it.
-    """
+    """Start Spark's state store coordinator, without which a read on Spark 4.1 may fail, by listing the queries."""
     _ = spark.streams.active
 
 

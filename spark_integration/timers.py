@@ -15,10 +15,6 @@ a caller that knows when no earlier timer exists passes that time to avoid this.
 `KeyTimers` keep at most one timer per key, in two tables: `timers` by key, so that a new timer finds the old one, and
 `timers_by_due` by time. A key with a timer need not have state. The column of `timers` is named after the clock: an
 operator that is given the other clock is refused, as its timers would be due in another century.
-
-A timer fires in a call of its shard, in the module of the API: ``vectorised/arrow_with_state.py``,
-``keyed/pandas_with_state.py``, ``processor/transform_with_state.py``. ``hosts/host.py`` makes Spark call the shard when
-one is due.
 """
 
 from __future__ import annotations
@@ -131,10 +127,7 @@ class Timers:
                     yield _timers(chunk)
 
     def earliest(self, first_ms: int) -> int | None:
-        """Return when the earliest timer at or after `first_ms` is due; None if there is none.
-
-        A scan sorts all writes in its range, so ranges begin short.
-        """
+        """Return when the earliest timer at or after `first_ms` is due; None if there is none."""
         start, width = _bound(first_ms), _FIRST_RANGE_MS
         while start <= MAX_HASH:
             end = min(start + width, MAX_HASH)
@@ -170,10 +163,7 @@ def due_before_ms(timeout_conf: TimeoutConf, times: BatchTimes) -> int:
 
 
 class KeyTimers:
-    """The timers of a shard's keys in one micro-batch, in ms since 1970; for one thread at a time.
-
-    None is due before `earliest_ms`, and one at that very time if `is_exact`.
-    """
+    """The timers of a shard's keys, none before `earliest_ms`, and one at that very time if `is_exact`."""
 
     def __init__(
         self, transaction: Transaction, timeout_conf: TimeoutConf, earliest_ms: int | None, *, is_exact: bool = True

@@ -1,16 +1,13 @@
 """Row-wise questions about Arrow columns, answered for whole batches at once.
 
-Arrow computes by column; a keyed store asks by row: are these two keys the same, in which order do keys
-stand, which rows repeat a key. The answers here hold for every key type that Spark can group by and
-`xxhash64` can hash, nested ones included, and treat keys as Spark's ``groupBy`` does:
+Arrow computes by column; a keyed store asks by row whether keys are equal, in which order they stand, and which rows
+repeat one. The answers hold for every key type that Spark can group by, and treat keys as Spark's ``groupBy`` does:
 
 * null is a key like any other, and equal to itself;
 * ``-0.0`` is ``0.0``; every NaN is the same NaN (`normalize_keys` makes both true bit for bit).
 
 Rows are ordered by (hash, key). Hashes decide almost always; keys are compared only among rows that
 share a hash.
-
-Keys are found among the rows of a run by hash, and among rows that share a hash by key.
 
 ::
 
@@ -19,9 +16,6 @@ Keys are found among the rows of a run by hash, and among rows that share a hash
     0x1f…  "bob"   ┐ a crowd:       0x1f… "dan"      another row of its hash, or none: see `_find_in_crowds`
     0x1f…  "cem"   │ rows that
     0x1f…  "dan"   ┘ share a hash
-
-Large groups of one hash are rare by chance, but deliberate in some tables: timers due at one time, elements of a list.
-So no step visits them row by row.
 """
 
 from __future__ import annotations
@@ -279,11 +273,7 @@ def order_rows(hashes: HashArray, keys: pa.RecordBatch) -> RowOrder:
 
 
 def _order_hashes(hashes: HashArray) -> IntArray:
-    """Return ``np.argsort(hashes, kind="stable")``, in a tenth of its time.
-
-    Sorts numbers of 64 bits, the high bits of a hash and its row; a second sort fixes the few that share only high
-    bits.
-    """
+    """Return ``np.argsort(hashes, kind="stable")``, in a tenth of its time: bits and row make one number."""
     n = len(hashes)
     if np.count_nonzero(hashes[1:] < hashes[:-1]) < _FEW_STRETCHES:
         return np.argsort(hashes, kind="stable")

@@ -7,8 +7,7 @@ stream before Arrow unpacks anything::
     message     metadata: where each buffer lies in the body        a flatbuffer, which Arrow has verified
                 body:     claim, int64 ‖ an LZ4 frame      claim, int64 ‖ …
 
-Unpacked data is validated for memory safety: offsets ascend and stay inside, children are as long as they must be, a
-decimal has the digits of its type. The bytes of a string are whatever was written: Spark does not validate them either.
+Unpacked data is validated for memory safety; the bytes of a string are whatever was written, as in Spark.
 
 Source of the layout: Arrow's ``Message.fbs`` and ``Schema.fbs``, format version 5.
 """
@@ -41,10 +40,7 @@ def read_accepted(
     trusted: bool = False,
     plain_bytes: int | None = None,
 ) -> list[pa.RecordBatch]:
-    """Return the batches of a table's stream. Raises `CorruptionError`.
-
-    `accept` raises for wrong columns; contents are not checked if `trusted`; `plain_bytes` is as for `read_batches`.
-    """
+    """Return the batches of a table's stream that `accept` admits; contents are checked unless `trusted`."""
     with _reading(source, table):
         with ipc.open_stream(section) as reader:
             # Check the columns before the batches: the claims depend on them.
@@ -66,10 +62,7 @@ def _reading(source: str, table: str) -> Iterator[None]:
 
 
 def read_batches(section: pa.Buffer, schema: pa.Schema, plain_bytes: int | None) -> list[pa.RecordBatch]:
-    """Return a stream's batches, whose values are all safe to read.
-
-    The caller has checked `schema`. Unpacked, buffers total at most `plain_bytes`, or what LZ4 could expand them to.
-    """
+    """Return a stream's batches, safe to read, of at most `plain_bytes` unpacked, or what LZ4 could expand them to."""
     room = section.size * EXPANSION_MAX if plain_bytes is None else plain_bytes
     blind = pa.schema([field.with_type(blind_type(field.type)) for field in schema])
     batches = []

@@ -9,9 +9,6 @@ casts                   none that loses: a floating-point number may be rounded 
                         which is what such a type means; nothing else changes
 structure               offsets ascend and stay inside; children are as long as they must be
 ======================  ==============================================================================================
-
-Spark stores strings of any bytes and times far beyond Python's calendar, which make pyarrow raise errors. Whoever shows
-rows as Python values shows text instead.
 """
 
 from __future__ import annotations
@@ -93,10 +90,7 @@ def first_that_fails(column: pa.Array) -> int:
 
 
 def blind_type(t: pa.DataType) -> pa.DataType:
-    """Return the type that reads the same memory without assumptions, before anything is validated.
-
-    Strings are binaries, a map is a list of pairs: Arrow aborts the process on a map with a null key.
-    """
+    """Return the type that reads the same memory unvalidated: Arrow aborts the process on a map with a null key."""
     types = pa.types
     if types.is_large_string(t):
         return pa.large_binary()
@@ -116,10 +110,7 @@ def blind_type(t: pa.DataType) -> pa.DataType:
 
 
 def viewed(column: pa.Array, t: pa.DataType) -> pa.Array:
-    """Return a column of the blind or nullable type of `t` as `t`, copying only offsets.
-
-    `pyarrow.Array.view` refuses nulls in NOT NULL fields even below a null; `column` has no others.
-    """
+    """Return a column of the blind or nullable type of `t` as `t`; `pyarrow.Array.view` refuses nulls below nulls."""
     try:
         return column.view(t)
     except pa.ArrowInvalid:

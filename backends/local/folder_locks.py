@@ -5,8 +5,7 @@
     who fills or reads it     lock_shared(folder)        any number at once, of any processes
     who takes it away         try_lock_alone(folder)     never waits: False while anybody has locked it
 
-So nobody guesses by age whether a folder is still needed. The lock belongs to the folder, not to its name: it follows
-the folder when that is renamed.
+So nobody guesses by age whether a folder is still needed. The lock follows the folder when it is renamed.
 """
 
 from __future__ import annotations

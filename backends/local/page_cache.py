@@ -1,8 +1,4 @@
-"""Tells which pages of a file are in memory, and prefetches others in one batch.
-
-Reading a mapped file that is not in memory waits for the disk page by page, and reads around each page much that nobody
-wants. Asked for many pages at once, a disk reads exactly those, in parallel.
-"""
+"""Tells which pages of a mapped file are in memory, and prefetches others at once, in parallel."""
 
 from __future__ import annotations
 

@@ -12,9 +12,8 @@
         staging/<id>/                 what is being made or taken away
         set-aside/<id>-<name>/        versions and merges that hold a damaged file, until the next clean-up
 
-A worker with a pointer needs nothing else: it links the runs of that version into a staged folder, writes one run and
-the version file, and renames the folder into place. There is no lock and no owner. Versions older than the query's go
-when a call begins, or in the state server: `holdfast.mvcc.VersionedStore.prune`.
+A worker links the runs of its pointer's version into a staged folder, writes one run and the version file, and renames
+the folder into place. There is no lock and no owner.
 
 Invariants
 ----------
@@ -336,9 +335,8 @@ class RunFilesBackend(Backend):
 class FilesystemBackend(RunFilesBackend):
     """Run files on a local disk, which may be larger than memory and outlive the executor.
 
-    They are synced before a version appears, unless the directory is marked as durable elsewhere
-    (`holdfast.backends.local_files.DURABLE`): then a takeover verifies every byte, since a power cut may have damaged
-    them.
+    Files are synced before a version appears, unless the directory is marked `DURABLE`: a takeover then verifies every
+    byte.
     """
 
     contract_version = 2

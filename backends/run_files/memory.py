@@ -6,9 +6,8 @@ The bytes of all shards of an executor are known without measuring all of them::
         9f3c….1048576 ──▶ query/totals/shard-0003-1f0c77ab     a link: which shard, and how many bytes it holds
         04aa….52428800 ──▶ …
 
-Each shard has one entry, named after the shard and its bytes, and renames it when it writes or frees something: so the
-sum is one listing of a folder, however much the shards hold. There is no lock: an entry is changed by its own shard,
-and a process that is killed leaves whole entries.
+Each shard has one entry, named after the shard and its bytes, and renames it when it writes or frees something. There
+is no lock: an entry is changed by its own shard.
 
 Invariants
 ----------
@@ -41,10 +40,7 @@ _MARK_OF_SHARD = "versions"
 
 
 class MemoryUsage:
-    """The entries of one executor in `folder`, as seen by one of the shards below `root`.
-
-    For many threads and processes. Methods raise `UnavailableError` if local storage fails.
-    """
+    """The entries of one executor in `folder`, as seen by one of the shards below `root`."""
 
     def __init__(self, folder: Path, root: Path, shard: Path, new_id: Callable[[], str]) -> None:
         self._folder = folder
@@ -122,11 +118,7 @@ def _bytes_of(name: str) -> int:
 
 
 class MemoryBackend(RunFilesBackend):
-    """Run files on a RAM file system, for as long as the executor lives; not synced.
-
-    `holdfast.spark_integration.executor.local_dirs` chooses ``/dev/shm`` if it is large enough. The option ``limit``
-    bounds what all shards of the executor hold; concurrent checks may together exceed it by their writes.
-    """
+    """Run files on a RAM file system, not synced; the option ``limit`` bounds what all shards of the executor hold."""
 
     contract_version = 2
     in_memory = True

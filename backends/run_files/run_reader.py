@@ -1,7 +1,7 @@
 """Opens run files: mapped, checked against their version's notes, and kept for the next micro-batch.
 
-A file that is mapped anew costs a page fault for every few keys; one that stays mapped costs nothing. A Spark worker
-serves many shards, each for one call in every micro-batch, so what it has opened belongs to the process.
+A Spark worker serves many shards, each for one call in every micro-batch, and a file that stays mapped costs no page
+faults. So what the process has opened, it keeps.
 
 Invariants
 ----------
@@ -213,11 +213,7 @@ class RunReader:
         return [self.open(folder / file.name, file, table, verify=verify) for file in files]
 
     def open(self, path: Path, file: RunFile, table: str, *, verify: bool = False) -> Stacked:
-        """Map one run file, or return it mapped; a merge must `verify` it, or damage gets a new digest.
-
-        Raises `NotFoundError` if the version was dropped; `CorruptionError`, with its holders set aside, if it is
-        damaged.
-        """
+        """Map one run file, or return it mapped; a merge must `verify` it, or damage gets a new digest."""
         kept = KEPT.find(path, file.note, self._tables[table])
         if kept is not None and (not verify or kept.is_whole(file.note)):
             return kept.run

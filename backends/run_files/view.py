@@ -1,8 +1,4 @@
-"""Reads a version on run files: an open one mapped as a whole, a frozen one stretch by stretch.
-
-A run file of several stretches has an index of them at its end (`holdfast.backends.run_files.written_run`); any other
-one is small. So a frozen version needs its version file and, of each run, only the wanted stretches.
-"""
+"""Reads a version on run files: an open one mapped as a whole, a frozen one by the stretches that are wanted."""
 
 from __future__ import annotations
 
@@ -115,10 +111,7 @@ class RunFilesView(_RunsView):
 
 
 class FrozenRuns(_RunsView):
-    """A frozen version on run files, fetched as it is read, over what `open_floor` opens.
-
-    Raises `CorruptionError`, `SchemaMismatchError` or `UnavailableError` if it cannot be read.
-    """
+    """A frozen version on run files, fetched as it is read, over what `open_floor` opens."""
 
     def __init__(
         self,

@@ -6,8 +6,7 @@
     header      {"table": …}                                      a file of one stretch
                 {"table": …, "columns": …, "stretches": [[440, "07…"], [16777960, "0f…"], …]}
 
-The index has each stretch's start and last hash. So a look-up in a stored file reads its end and one stretch. An open
-version does not need the index.
+The index has each stretch's start and last hash, so that a look-up in a stored file reads its end and one stretch.
 """
 
 from __future__ import annotations

@@ -69,13 +69,7 @@ def write_files(
     kind: Kind,
     on_rows: Callable[[int], object] = lambda _rows: None,
 ) -> int:
-    """Write rows into a new directory; return how many there were.
-
-    Raises `ConflictError` if the directory holds something; `NotFoundError` if there is no such column;
-    `InvalidArgumentError` if a CSV file cannot hold a column.
-
-    `columns`: only these, in this order; all if there are none.
-    """
+    """Write rows, of all or some columns, into a new directory; return how many there were."""
     schema, runs = rows
     shown = ShownTable.of(schema, columns)
     encode = _WRITERS[kind]

@@ -50,10 +50,7 @@ def by_this_process(
 
 @contextmanager
 def started_spark(state_dir: str | None, options: dict[str, str], conf: tuple[str, ...]) -> Iterator[SparkSession]:
-    """Start Spark, on this machine unless `conf` names another master; tasks are retried there, too.
-
-    A master in spark-defaults.conf comes too late: the JVM that reads it has the environment of `use_own_python`.
-    """
+    """Start Spark, on this machine unless `conf` names another master; tasks are retried there, too."""
     from pyspark.sql import SparkSession
 
     from holdfast.spark_integration.java import ensure_java

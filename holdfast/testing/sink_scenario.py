@@ -1,8 +1,4 @@
-"""What an author supplies for the contract of a sink, and the steps of its tests.
-
-`SinkWorker` is a process that writes to a sink as Spark's workers and drivers do, and that a test kills at any step. It
-is forked from one that has imported the libraries: a new interpreter takes seconds until it has.
-"""
+"""What an author supplies for the contract of a sink, and the steps of its tests, in processes that a test can kill."""
 
 from __future__ import annotations
 

@@ -133,11 +133,7 @@ class RowsView:
 
 
 def rows_view(query: StoredQuery, operator: str, asked: Asked, monotonic_ms: Callable[[], int]) -> RowsView:
-    """Answer a reader's request.
-
-    Raises `InvalidArgumentError` for a key's columns, `NotFoundError` if a table or micro-batch is gone,
-    `StateLostError`, `CorruptionError` or `UnavailableError` if an object is.
-    """
+    """Answer a reader's request."""
     now = query.operator(operator, asked.batch_id)
     tables = sorted(now.tables)
     table = asked.table if asked.table is not None else next(iter(tables), "")

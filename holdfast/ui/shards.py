@@ -314,10 +314,7 @@ class ShardView:
 def shard_view(
     storage: ObjectStorage, executor: Executor, operator: OperatorSurvey, shard: int, committed: int | None = None
 ) -> ShardView:
-    """Return a shard's content after the last `committed` micro-batch. Raises `NotFoundError`.
-
-    Cost: one listing of the shard, and one request for each version that is shown.
-    """
+    """Return a shard's content after the last `committed` micro-batch."""
     if shard >= operator.shard_count:
         raise NotFoundError("the operator has no such shard", shard=shard, shards=operator.shard_count)
     folder = PrefixedStorage(storage, shard_prefix(operator.name, shard))

@@ -368,10 +368,7 @@ def _is_there(storage: ObjectStorage, directory: str, query_id: str) -> bool:
 
 
 class Site:
-    """Everything that the page shows, which may change while it is open; for any thread.
-
-    `join`: opens a query whose state is in a directory.
-    """
+    """Everything that the page shows, which may change while it is open; for any thread."""
 
     def __init__(self, named: Iterable[Directory], live: Live, join: Join | None = None) -> None:
         self.live = live
@@ -381,10 +378,7 @@ class Site:
         self._lock = threading.Lock()
 
     def look(self, patience: Patience | None = None) -> tuple[list[Directory], list[Awaited]]:
-        """Return what can be shown, and what cannot yet, waiting `patience`, by default a view's.
-
-        Returns the state directories, each with its queries, and the queries of no directory.
-        """
+        """Return the state directories with their queries, and the queries of no directory, waiting for `patience`."""
         patience = patience or Patience.of_a_view()
         found = self._told_apart(patience)
         homes = [one for one in self._named if not (one.place in found and found[one.place].query_id)]
@@ -486,12 +480,7 @@ def open_site(
     state_dir: str | None = None,
     local_dir: str | None = None,
 ) -> Site:
-    """Open what was named, and look at each location once.
-
-    `urls`: state directories, and checkpoint locations, perhaps empty yet; `requests`, `surveys`: executors, the second
-    for what may wait for the first, or hang, so of `looks_at_once` threads; `state_dir`: of the queries, if no location
-    is one; `local_dir`: of queries on this machine.
-    """
+    """Open what was named, and look at each location once; `surveys` needs `looks_at_once` threads, which may hang."""
     named: list[Directory] = []
 
     def add(url: str) -> None:

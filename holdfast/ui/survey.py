@@ -1,7 +1,6 @@
 """A state directory's content, listed and kept as columns; or the query whose checkpoint location it is.
 
-`StoredObjects` are columns: 29 bytes an object, so that a million of them fit, and are summed at once. A shard's
-`number` is the one in its folder's name. Each measure has one value for each of `StoredObjects.shards`.
+`StoredObjects` are columns, 29 bytes an object: a million of them fit, and are summed at once.
 """
 
 from __future__ import annotations
@@ -212,11 +211,7 @@ class Survey:
 
 
 def survey(storage: ObjectStorage, sizes: StateSizes, executor: Executor) -> Survey:
-    """List a state directory, perhaps an empty one; or recognise a query's checkpoint location.
-
-    Raises `NotFoundError`, `InvalidArgumentError` or `UnavailableError`. Cost: a listing, and a few small requests for
-    each operator and sink. Memory: about 1 KB an object while it lists, then 33 bytes.
-    """
+    """List a state directory, perhaps an empty one; or recognise a query's checkpoint location."""
     if query_id := QueryLocation(storage).find_id():
         return Survey({}, (), 0, (), query_id)
     listing = list_begun(storage)

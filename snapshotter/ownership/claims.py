@@ -28,12 +28,6 @@ Invariants
 * **one clock**: ages are differences between the store's own times, or are measured by a clock that never jumps.
 * **nothing waits**: a claim is not a lock. The state is safe because every object has a unique name, and Spark accepts
   the pointers of one run only.
-
-Cost: to begin, 2 lists, 1 put and, after an earlier run, 1 get; for each further executor 1 list and 1 get. To look, 1
-list; to renew, 1 put and 1 list more, and now and then 1 delete. Beside another run: to begin, 1 list, 1 get and 1 put;
-to look, 1 put, 1 list and 1 delete.
-
-The claims are a fence (`holdfast.snapshotter.fence`), whose newest object says all.
 """
 
 from __future__ import annotations
@@ -162,10 +156,7 @@ def find_claim(storage: ObjectStorage, operator: str) -> Claim | None:
 
 
 def look(storage: ObjectStorage, operator: str, known: Claim | None = None) -> tuple[Claim | None, Sequence[Beside]]:
-    """Return the newest claim on a directory, if any, and who works beside its holder.
-
-    Cost: 1 list and, unless it is the `known` claim, 1 get.
-    """
+    """Return the newest claim on a directory, if any, and who works beside its holder; the `known` one is not read."""
     folder = claims_of(storage, operator)
 
     def read(newest: ObjectInfo, infos: Sequence[ObjectInfo]) -> tuple[Claim, Sequence[Beside]]:
@@ -199,10 +190,7 @@ class Tenure:
 
 
 class Claims:
-    """The claims on one operator's directory, made by one run; for any thread.
-
-    `me`: this run's claim, any number; `lives`: tells whether a process lives, None if unknown.
-    """
+    """One run's claims on an operator's directory; `lives` tells whether a process lives, None if unknown."""
 
     def __init__(
         self,
@@ -220,11 +208,7 @@ class Claims:
         self._where = {"operator": me.operator, "storage": storage.url}
 
     def take(self, record: OperatorRecord, store_ms: int) -> Tenure:
-        """Claim the directory for this run, or join its claim, or begin beside another run.
-
-        Raises `ConflictError` if another query or application has it, `FencedError` if a newer run has begun,
-        `CorruptionError` if the newest claim is damaged.
-        """
+        """Claim the directory for this run, or join its claim, or begin beside another one; raises if it is taken."""
 
         def begun(newest: Claim | None, besides: Sequence[Beside]) -> Tenure | None:
             if newest is None:

@@ -72,10 +72,7 @@ def shard_prefix(operator: str, shard: int) -> str:
 
 
 def declare_operator(storage: ObjectStorage, record: OperatorRecord) -> OperatorRecord:
-    """Write the record if there is none, check that the stored one allows `record`, and return it.
-
-    Raises `InvalidArgumentError` for a checkpoint location of Spark's; else as `check_operator`.
-    """
+    """Write the record if there is none, check that the stored one allows `record`, and return it."""
     stored = find_operator(storage, record.operator)
     if stored is None:
         _require_no_location(storage)

@@ -11,9 +11,8 @@ What state holds only grows (`holdfast.backends.evolution`), under names that ar
 again finds it. An object is written before the first state that needs it: if its writer then dies, or Spark drops the
 micro-batch, it harmlessly lists more than state holds.
 
-The objects are a fence (`holdfast.snapshotter.fence`), whose newest is complete: it, or the savepoints themselves, has
-what older state and savepoints need, so old objects are deleted. Claims keep two runs of a query apart. If they still
-overlap, each builds on the other's declarations, or fails before it writes state.
+The objects are a fence (`holdfast.snapshotter.fence`), whose newest is complete, so old ones are deleted. Two runs that
+overlap build on each other's declarations, or fail before they write state.
 """
 
 from __future__ import annotations
@@ -177,10 +176,7 @@ def stored_tables(storage: ObjectStorage, record: OperatorRecord) -> StoredTable
 
 
 def declare_tables(storage: ObjectStorage, record: OperatorRecord, planned: StoredTables) -> None:
-    """Store a run's tables and column changes, unless they equal what is stored; `planned`: what the run found.
-
-    Raises `ConflictError` if another run of the query has since declared something incompatible.
-    """
+    """Store a run's tables and column changes, unless they equal the stored ones, which the run found as `planned`."""
     fence = Fence(storage, f"{record.operator}/{FOLDER}")
     for _ in looks(storage.url):
         number, stored = _newest(fence, record)

@@ -344,10 +344,7 @@ def _require_batch(text: str, header: Fields) -> None:
 
 
 def sinks_of(storage: ObjectStorage, query_id: str) -> tuple[SavedSink, ...]:
-    """Return a query's sinks, and what it has decided to show there.
-
-    Raises `CorruptionError` if the log of one is damaged; another query's is none of this one's business.
-    """
+    """Return a query's sinks, and what it has decided to show there; ignores damaged logs of other queries."""
     found = []
     for stored in stored_sinks(storage.list(f"{FOLDER}/")):
         log = SinkLog(storage, stored.sink)
@@ -371,11 +368,7 @@ def sinks_of(storage: ObjectStorage, query_id: str) -> tuple[SavedSink, ...]:
 
 
 def require_sinks(storage: ObjectStorage, query: SavedQuery) -> None:
-    """Check that the sinks of a saved query can be continued from where it was saved, without taking them.
-
-    Raises `InvalidArgumentError` if it had none, or elsewhere; `ConflictError` if they show more, or have another
-    query.
-    """
+    """Check, without taking them, that the sinks of a saved query can be continued from where it was saved."""
     if not query.sinks:
         raise InvalidArgumentError(
             "the savepoint names no holdfast sink that its query wrote to: leave out continue_sinks. A savepoint "

@@ -57,10 +57,7 @@ def write_pieces(
     new_id: Callable[[], str] = clock.new_id,
     each: Callable[[Callable[[Any], Piece], Iterable[Any]], Iterable[Piece]] = map,
 ) -> Iterator[Piece]:
-    """Store the live rows of a table and shard; yield each piece when it is stored.
-
-    `piece_bytes`: of a piece's rows, unpacked and on average; `each`: maps a function over pieces.
-    """
+    """Store the live rows of a table and shard in pieces of about `piece_bytes`; yield each when it is stored."""
 
     def written(numbered: tuple[int, Run]) -> Piece:
         number, chunk = numbered

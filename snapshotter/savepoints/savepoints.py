@@ -8,9 +8,6 @@
         nightly-7/operators/…       unfinished: it has no manifest, or not yet
         nightly-7/probe-92ab47…     left by the check of a directory that allows no deletes
 
-Pieces have unique names, so two makers of one name do not disturb each other, and one that was killed blocks nobody:
-whoever stores a manifest first has the name.
-
 Invariants
 ----------
 * **first one**: a manifest is put only if there is none. From then on nobody else's pieces can be named: what it does
@@ -196,11 +193,7 @@ def find_objects(target: ObjectStorage, name: str) -> list[str]:
 
 
 def delete_savepoint(target: ObjectStorage, name: str) -> int:
-    """Delete a savepoint, finished or not, with its uploads; return how many objects it had.
-
-    Raises `NotFoundError` if there is none. The manifest goes first, so nobody takes the rest for a savepoint. Those
-    finished meanwhile, of which it may have deleted pieces, go too.
-    """
+    """Delete a savepoint, finished or not, manifest first, with its uploads; return how many objects it had."""
     keys, folder = find_objects(target, name), savepoint_folder(target, name)
     _delete(folder, keys)
     for _ in looks(target.url):

@@ -8,9 +8,8 @@
         files/5f0c1d…-1
         files/91be07…-0
 
-The files are those that the backend froze: RocksDB's table files, run files of the others. A file that an earlier
-snapshot stored is not stored again: the new manifest names the same parts. Parts are separate objects, so they are
-transferred in parallel and none exceeds the size of a single request.
+A file that an earlier snapshot stored is not stored again: the new manifest names the same parts, which are separate
+objects so that they are transferred in parallel.
 
 Invariants
 ----------

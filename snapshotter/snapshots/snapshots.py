@@ -6,21 +6,14 @@
     manifest ─▶ parts ─▶ restoring/<id>/, verified ─▶ backend.thaw(17-9f3c)
 
 Both folders lie in the shard's local directory. Links keep the files while they are uploaded, even if the version is
-dropped meanwhile. A process locks the folder it uses (`holdfast.backends.local.folder_locks`);
-`Snapshots.remove_leftovers` sweeps what killed processes left.
+dropped. A process locks the folder it uses; `Snapshots.remove_leftovers` sweeps what killed processes left.
 
 ``<shard directory>/snapshots/<version>-<commit id>`` tells every process of the executor that this version has a
 snapshot, for later commits to build on, and which local files it stored, so that the next snapshot does not send them
 again. A lost note only costs work.
 
-Keeps the latest notes, whatever their versions: after a query goes back, lower versions count.
-
-A part is an object of its own (`holdfast.snapshotter.snapshots.manifest`), so this needs no more of a storage than
-whole objects. Memory is bounded: each thread of the executor holds one part.
-
-`SnapshotPolicy` says when a shard gets a new snapshot. A chain of commits is bounded in objects and in bytes. By
-default the bytes follow the state: a restore reads at most about twice the snapshot, so a large shard is not uploaded
-again for a few changes, and a small one does not grow a chain many times its size.
+A chain of commits is bounded in objects and in bytes. By default the bytes follow the state, so a restore reads at most
+about twice the snapshot.
 """
 
 from __future__ import annotations
@@ -81,10 +74,7 @@ MIN_BYTES = 64 << 20
 def upload_files(
     paths: Iterable[Path], part_bytes: int, shard: PrefixedStorage, executor: Executor, new_id: Callable[[], str]
 ) -> list[SnapshotFile]:
-    """Store local files in parts of `part_bytes`, the last one smaller, and return where their bytes are.
-
-    Raises `UnavailableError`, `NotFoundError` or `InvalidArgumentError`; stored parts stay, without a manifest.
-    """
+    """Store local files in parts of `part_bytes`, the last one smaller, and return where their bytes are."""
     stats = {}
     # Reused: allocating memory costs more than all other work on a part.
     buffers: list[bytearray] = []
@@ -327,10 +317,7 @@ class Frozen:
 
 
 class Snapshots:
-    """Writes and reads the snapshots of one shard; for any thread and process.
-
-    `executor`: each thread transfers one part at a time. Two snapshots of one version are both valid.
-    """
+    """Writes and reads the snapshots of one shard; for any thread and process."""
 
     def __init__(
         self,
@@ -349,11 +336,7 @@ class Snapshots:
 
     @contextmanager
     def frozen(self, backend: Backend, pointer: Pointer) -> Iterator[Frozen]:
-        """Keep a version's files readable in the context, even if it is dropped or the backend closed.
-
-        Raises `NotFoundError` if it is not held, `CorruptionError` if it is damaged, `UnavailableError` if local
-        storage fails.
-        """
+        """Keep a version's files readable in the context, even if it is dropped or the backend closed."""
         since_ms = clock.monotonic_ms()
         lineage = self.notes.apply_to(Lineage.of(backend.properties(pointer)))
         with local_files.staged_folder(self._uploading, self._new_id(), fsync=False) as staged:
@@ -365,11 +348,7 @@ class Snapshots:
     def store(
         self, frozen: Frozen, backend_name: str, cleaned: CleanedUp = NEVER_CLEANED_UP, *, is_sure: bool = True
     ) -> tuple[ChainEntry, Manifest]:
-        """Store a version, and note it for the commits that follow. Raises `UnavailableError`.
-
-        `cleaned`: what is known of clean-ups, for the next executor; unless `is_sure`, a listing tells which earlier
-        parts exist.
-        """
+        """Store a version, and note it for later commits; unless `is_sure`, list which earlier parts exist."""
         folder, names, lineage = frozen.folder, frozen.names, frozen.lineage
         # Only the version's own base is safe from clean-ups meanwhile.
         note = None if lineage.snapshot is None else self.notes.note_of(lineage.snapshot)
@@ -419,10 +398,7 @@ class Snapshots:
                 )
 
     def discover(self, lineage: Lineage) -> None:
-        """Note the newest stored snapshot of a version's lineage, which another executor may have written.
-
-        An application ends with a snapshot after its last commit, which no commit names. Cost: a listing and a get.
-        """
+        """Note the newest stored snapshot of a version's lineage, which another executor may have written last."""
         wanted = {str(pointer) for pointer in lineage.versions}
         keys = [info.key for info in self._shard.list("snapshots/")]
         names = {key: key.rpartition("/")[2].rpartition("-")[0] for key in keys}

@@ -27,10 +27,9 @@ WINDOW = 4
 def ahead(
     executor: Executor, work: Callable[[_Item], _Result], items: Iterable[_Item], window: int = WINDOW
 ) -> Generator[_Result, None, None]:
-    """Yield the work's result for each item, in order, with at most `window` at work or waiting for the caller.
+    """Yield the work's result for each item, in order, with at most `window` under way or waiting for the caller.
 
-    `items` are asked for by the caller's thread; the work must not wait for the executor. No work is under way once the
-    iterator has ended: close it if it is not read to the end.
+    The work must not wait for the executor. Close the iterator if it is not read to the end: then no work is under way.
     """
     under_way: deque[Future[_Result]] = deque()
     try:

@@ -15,11 +15,7 @@ _Connection = TypeVar("_Connection")
 
 
 class Connections(Generic[_Connection]):
-    """The connections of one storage; for many threads.
-
-    `connect` makes one, and must not refer to the storage, or that is never released; `close` closes one, by default
-    when collected.
-    """
+    """The connections of one storage, one a process; `connect` must not refer to it, or it is never released."""
 
     def __init__(
         self, connect: Callable[[], _Connection], close: Callable[[_Connection], object] = lambda _connection: None

@@ -13,9 +13,8 @@
 
 hdfs-native raises RuntimeError for nearly everything; what HDFS said is in its text, as a Java class.
 
-Nothing is imported for this: classes are told apart by their own names and those of their bases, so a user
-of local disks never loads botocore. No message holds a credential; where the original exception mentions
-one, it is left out of the chain too.
+Classes are told apart by their own names and those of their bases, so a user of local disks never loads botocore. No
+message holds a credential; an original exception that mentions one is left out of the chain.
 """
 
 from __future__ import annotations

@@ -5,13 +5,8 @@
     rename is atomic (see `_RENAMES`)    write <folder>/.tmp-<random id>, move to the key; compare the size twice
     every other file system              one `pipe_file`: object stores publish an object when its last byte is in
 
-This generic path promises only what its file system does: for object stores `pipe_file` is one request or an upload
-that is finished at the end; a file system that is in neither group may show a partial file after a crash, and readers
-then rely on the checksums inside holdfast's files. ``memory://`` is shared by everything in the process, keeps nothing
-beyond it, and a forked child has its own copy.
-
-Instances are not taken from fsspec's cache, and each process makes its own: see
-`holdfast.snapshotter.storage.connections`.
+A file system in neither group may show a partial file after a crash; the checksums inside holdfast's files find that.
+``memory://`` is shared by everything in the process, and a forked child has its own copy.
 """
 
 from __future__ import annotations

@@ -11,24 +11,17 @@
     list    one recursive listing, page by page
     delete  one request a key
 
-The driver's own file objects are not used for writing: closing one publishes what was written so far, they close
-when an exception leaves their ``with`` block or when they are collected, and a second close blocks for 15 s. A file
-is visible, and short, from its creation on, so nothing is ever written under the key itself.
+The driver's file objects publish what was written so far when they are closed or collected. So an object is written
+under a temporary name.
 
 Durable: the driver asks every DataNode to sync each block when it is complete, and the NameNode logs a rename
 before it answers.
 
-Bounded: a NameNode that hangs is waited for without limit inside the driver. So each attempt runs in its own thread,
-and is abandoned after `operation_timeout_seconds` (120) plus 1 s a MiB, with its client, whose connection may be dead;
-it renames nothing from then on. A transient failure (a restart, safe mode, a lost DataNode, a lost reply) is retried
-under a new temporary name for `retry_seconds` (30).
+Bounded: each attempt runs in its own thread and is abandoned, with its client, after `operation_timeout_seconds` (120)
+plus 1 s a MiB; it renames nothing from then on. A transient failure is retried under a new temporary name for
+`retry_seconds` (30).
 
-Reply lost: the driver does not repeat a change whose reply is lost. The next attempt may then find its object there
-already; the bytes decide whether it is the same one.
-
-Fork: see `holdfast.snapshotter.storage.connections`.
-
-The calls to hdfs-native: attempts that can be abandoned, files, and how absence looks.
+Reply lost: the next attempt may find its object there already; the bytes decide whether it is the same one.
 
 `Client.inner` is not public: its ``create`` returns a writer that closes only when it is told to, which the client's
 own ``create`` wraps in one that also closes when it is collected. `PRIVATE` names it; a test fails when it is gone.

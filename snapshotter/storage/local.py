@@ -11,9 +11,8 @@ A put is: temporary file in the same folder, write, fsync, rename, fsync of the 
 hard link takes the place of the rename, as it replaces nothing. A folder that this instance uses for the first time is
 fsynced in its parent as well, whoever made it: the maker may have died before doing so.
 
-Plain system calls and not fsspec, because fsspec's local file system never calls fsync, publishes what was
-written when the body of a ``with`` raises, and leaves modes to the umask. Below the root every folder is
-opened relative to its parent without following symbolic links, so no planted link leads outside.
+Plain system calls and not fsspec, which never calls fsync and publishes what was written when a ``with`` body raises.
+Folders below the root are opened relative to their parent without following links, so no planted link leads outside.
 """
 
 from __future__ import annotations

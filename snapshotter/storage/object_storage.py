@@ -143,12 +143,7 @@ class ObjectStorage(ABC):
 
     @property
     def requests(self) -> dict[str, int]:
-        """The requests to the store since this instance was made, as sums.
-
-        ``put``, ``get``, ``list`` and ``delete`` count requests: each attempt of a client that shows them (S3: parts,
-        pages and batches of keys too; what only ends or aborts an upload as well), else each operation.
-        ``put_bytes`` and ``get_bytes`` are the sizes of the objects that were stored and returned whole.
-        """
+        """The requests to the store, and the bytes stored and returned, since this instance was made, by action."""
         return self._requests.as_dict()
 
     @abstractmethod
@@ -470,12 +465,10 @@ def flat_view(data: Buffer) -> memoryview:
 
 
 def check_key(key: str) -> str:
-    """Return `key` if it is one that every storage can hold.
+    """Return `key` if every storage can hold it: segments of 1 to 255 bytes, joined by "/", at most 1,024 bytes in all.
 
-    Raises `InvalidArgumentError` if the key is absolute, too long, has an empty, ``.`` or ``..`` segment, a colon, a
-    control character, a lone surrogate, or a segment that is reserved: for unfinished writes, or ``.snapshot``.
-
-    `key`: segments joined by "/", each 1 to 255 bytes of UTF-8, 1,024 bytes in all.
+    Refused are absolute keys, the segments ``.``, ``..`` and ``.snapshot``, colons, control characters, lone
+    surrogates, and names of unfinished writes.
     """
     problem = key_problem(key)
     if problem:

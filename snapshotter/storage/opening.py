@@ -20,10 +20,7 @@ _NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
 
 
 def open_storage(url: str, options: Mapping[str, object] = _NO_OPTIONS) -> ObjectStorage:
-    """Open the storage that a URL names, without contacting it; `options` as `parse_storage_options` returns them.
-
-    Raises `InvalidArgumentError` if the URL holds credentials, a scheme or option is unknown, or a package is missing.
-    """
+    """Open the storage that a URL names, without contacting it; `options` as `parse_storage_options` returns them."""
     # Imported here: botocore and fsspec cost a tenth of a second that local users need not pay.
     parsed = parse_url(url)
     scheme, prefix = parsed.scheme, parsed.path.removeprefix("/")

@@ -81,16 +81,7 @@ _S3 = ("s3", "s3a")
 
 
 def parse_storage_options(flat: Mapping[str, str]) -> dict[str, object]:
-    """Return the nested options of a flat mapping of strings.
-
-    Raises `InvalidArgumentError` if a name has an empty part, is both a value and a group, or its value cannot be
-    converted. Values are never shown.
-
-    `flat`: names without the prefix ``spark.holdfast.storage.``; a dot nests.
-
-    Returns options for `open_storage`. Names in the tables above become bool, int or float; all others, and so every
-    key, secret and token, stay strings exactly as given.
-    """
+    """Return the options for `open_storage` from a flat mapping of strings, without Spark's prefix; a dot nests."""
     nested: dict[str, object] = {}
     for name, text in flat.items():
         parts = name.split(".")

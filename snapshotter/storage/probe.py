@@ -29,10 +29,7 @@ def probe_storage(
     *,
     checked: str = "spark.holdfast.state.dir failed the check at query start",
 ) -> int:
-    """Put, get, list and delete a small object below a folder, which nobody else can put meanwhile.
-
-    Returns when it was stored, by the store's clock, in ms since 1970. If deleting is not allowed, it stays.
-    """
+    """Put, get, list and delete a small object below a folder; return when it was stored, by the store's clock."""
     probes, key = PrefixedStorage(storage, folder), f"probe-{new_id()}"
     try:
         probes.put_if_absent(key, key.encode())

@@ -7,9 +7,8 @@
     get      one GetObject                               larger: its head tells the size, then ranges 4 at a time
     list     ListObjectsV2, page by page                 delete: DeleteObjects, 1,000 keys a request
 
-Why not s3fs's own file methods: its ``rm`` drops the errors of single keys, its uploads go on sending parts
-while they abort, it asks HEAD before each GET, and its retries multiply with botocore's. So requests are made
-one by one, with s3fs's options, credentials and session, and its retries set to one.
+s3fs's own ``rm`` drops the errors of single keys, its uploads go on while they abort, and its retries multiply with
+botocore's. So requests are made one by one, with s3fs's options and session, and its retries set to one.
 
 Bounded: botocore's standard mode, 9 attempts of a request in about 45 s, 5 of a PutObject that meets another one of its
 key (409), 5 s to connect, 20 s without a byte, and all of one operation within `operation_timeout_seconds` (120) plus
@@ -19,10 +18,6 @@ Reply lost: a PutObject is simply sent again; a conditional one then finds its o
 CompleteMultipartUpload that was done already answers NoSuchUpload when sent again; then the object's size decides,
 which is safe because keys are written once.
 
-Fork: see `holdfast.snapshotter.storage.connections`.
-
-Of s3fs and fsspec it uses what is not public:
-
 ::
 
     S3FileSystem._call_s3      one request, with the options of the user and the errors of s3fs
@@ -30,7 +25,7 @@ Of s3fs and fsspec it uses what is not public:
     S3FileSystem._s3creator    what ends its session: s3fs offers no way to close that works at any time
     fsspec.asyn.iothread       whether this is the event loop's own thread
 
-`PRIVATE` names them; a test names those that a new release drops.
+These are private to s3fs and fsspec. `PRIVATE` names them; a test names those that a new release drops.
 """
 
 from __future__ import annotations

@@ -95,10 +95,7 @@ class PrefixedStorage(WrappedStorage):
 
 
 class Bandwidth:
-    """A limit on the bytes sent per second, over any interval and one part; for many threads.
-
-    A token bucket, stored as the time when it is full again: a caller reserves the next free time, sleeps and sends.
-    """
+    """A token bucket that limits the bytes sent per second; for many threads."""
 
     def __init__(
         self,

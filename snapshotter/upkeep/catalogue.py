@@ -14,8 +14,7 @@
     _sinks/<sink>/<number>                          no operator's: see `holdfast.snapshotter.sink_log`
     anything else                                   "unknown"
 
-A key is ours only if it is exactly what we would have written: a neighbour such as ``shard-00031``, or a foreign file,
-is unknown. A folder is an operator only if it holds an operator record.
+A key is ours only if it is exactly what we would have written, and a folder is an operator only if it holds a record.
 
 The size of a shard's state is what a restore of the newest version reads, not all that is stored::
 
@@ -24,8 +23,6 @@ The size of a shard's state is what a restore of the newest version reads, not a
 
 Only manifests list their snapshots' parts. With many shards, evenly spaced ones are read; the others are estimated by
 their stored bytes.
-
-Cost: one listing for all objects. `Headers` reads and checks each header when it is first asked for.
 """
 
 from __future__ import annotations
@@ -220,10 +217,7 @@ def list_state_dir(storage: ObjectStorage, operator: str | None = None) -> State
 
 
 def list_begun(storage: ObjectStorage) -> StateDirListing:
-    """List a state directory in which no operator may have committed yet, or some are half-deleted.
-
-    Raises `NotFoundError`, saying what is there, if nothing of it is holdfast's.
-    """
+    """List a state directory that may be incomplete; raise `NotFoundError` if nothing there is holdfast's."""
     infos = storage.list("")
     found = _listing(infos)
     is_inside = any(info.key == "operator" for info in found.unknown)  # one operator's directory was given
@@ -334,11 +328,7 @@ class Headers:
 def read_header(
     shard: PrefixedStorage, stored: StoredObject
 ) -> tuple[Commit, ChainEntry] | tuple[Manifest, ChainEntry]:
-    """Return a commit without its rows, or a manifest, and its entry in a chain.
-
-    Raises `NotFoundError`, `CorruptionError` or `UnavailableError`. Reads only the end of a commit above 16 MiB;
-    `require_whole` checks the rest.
-    """
+    """Return a commit without its rows, or a manifest, and its entry in a chain; a large commit's end is enough."""
     source = f"{shard.url}/{stored.key}"
     if stored.kind == "snapshot":
         return read_manifest(shard.get(stored.key), shard.prefix, source, stored.key)

@@ -77,11 +77,7 @@ class History:
         self.headers = headers
 
     def before(self, link: Link) -> tuple[Link, ...]:
-        """Return a commit's base, or the chain that a snapshot replaces; empty where history begins.
-
-        Raises `CorruptionError` if it is damaged, or missing between others; `NotFoundError`, `UnavailableError` if
-        just gone.
-        """
+        """Return a commit's base, or the chain that a snapshot replaces; empty where history begins."""
         if not self.is_there(link):
             return ()
         if link.kind == "snapshot":
@@ -118,11 +114,7 @@ class History:
         return max((manifest.cleaned.below for manifest in manifests), default=0)
 
     def is_there(self, link: Link) -> bool:
-        """Tell whether an object exists; False before history's beginning. Raises `CorruptionError`.
-
-        History begins at the oldest object, or where a snapshot says so: older objects are a late attempt's, or
-        leftovers.
-        """
+        """Tell whether an object exists; False before history's beginning, which a snapshot may state."""
         if link.key in self.listing.objects:
             return True
         if link.version < self.listing.first_version or link.version < self.cleaned_below:
@@ -158,12 +150,7 @@ def _newest_commit(chain: tuple[Link, ...], horizon: int) -> Link | None:
 
 
 def needed_from(chain: tuple[Link, ...], horizon: int, history: History) -> int:
-    """Return the lowest version number that the query needs to return to `horizon`; 0 if no commit tells.
-
-    `chain`: the current version's stored objects, oldest first. Raises `CorruptionError`, `NotFoundError` or
-    `UnavailableError` if a header cannot be read. Cost: a read of each manifest back to the horizon, and of three
-    commits.
-    """
+    """Return the lowest version number that the query needs to return to `horizon`; 0 if no commit tells."""
     chains = history.chains(chain, horizon)
     anchor = _newest_commit(chains[-1], horizon) if chains else None
     if anchor is None:
@@ -180,10 +167,10 @@ def needed_from(chain: tuple[Link, ...], horizon: int, history: History) -> int:
 
 
 def needed_in_storage(retained: int, history: History) -> int:
-    """Return the lowest version number that may be needed, knowing the storage only; raises as `needed_from`.
+    """Return the lowest version number that may be needed, knowing the storage only.
 
-    The query may have dropped the newest commits, or gone back: so each commit and snapshot above the horizon,
-    `retained` versions back, counts as its version unless another builds on it.
+    The query may have dropped the newest commits, or gone back. So each commit and snapshot above the horizon counts as
+    its version, unless another builds on it.
     """
     versions = history.listing.versions
     if not versions:
@@ -245,10 +232,7 @@ def plan(history: History, needed: int, now_ms: int, grace_ms: int) -> Plan:
 
 
 def carry_out(shard: ObjectStorage, planned: Plan) -> None:
-    """Delete the objects of a plan; run again if some cannot be deleted.
-
-    Raises `InvalidArgumentError` or `UnavailableError`, naming those; parts then stay, since one of them may name them.
-    """
+    """Delete the objects of a plan; parts stay if a manifest could not be deleted, since it may name them."""
     for last in (False, True):
         keys = [key for key in planned.delete if (key in planned.parts) == last]
         if keys:
@@ -265,13 +249,7 @@ def run_retention(
     headers: Headers | None = None,
     new_id: Callable[[], str] = clock.new_id,
 ) -> Plan:
-    """Delete objects that no retained version needs, and return what was done.
-
-    `chain`: the version's stored objects, oldest first; `headers`: of this shard, reused to save reads. Raises
-    `CorruptionError` or `NotFoundError`, before deleting anything, if a needed object is damaged or missing;
-    `InvalidArgumentError` or `UnavailableError` if the storage fails. Cost: a put, a listing, one or two deletes, and a
-    get for each new snapshot and one commit.
-    """
+    """Delete objects that no retained version needs; if a needed one is damaged or missing, raise and delete none."""
     probe = _put_probe(shard, new_id)
     listing = list_shard(shard)
     history = History(listing, headers or Headers(shard))

@@ -4,11 +4,7 @@ A version is **whole** if its commit and everything in its chain is intact. If o
 still be restored **around** it, from an older snapshot and the commits since, as a restore would. Otherwise it is
 **lost**. What a clean-up deleted is not missing: objects older than the lowest version number needed may be gone.
 
-Keeps all headers of a shard until its last object is read, sharing repeated entries: each commit's chain repeats its
-predecessor's.
-
-The query may write and clean up meanwhile, so an old listing names deleted objects and misses their replacements. If
-something seems wrong, the shard is listed again: deleted objects are forgotten, new or damaged ones read.
+The query may write and clean up meanwhile: if something seems wrong, the shard is listed and read again.
 """
 
 from __future__ import annotations
@@ -81,11 +77,7 @@ def verify_shard(
     retained: int,
     on_read: Callable[[int], object] = lambda _size_bytes: None,
 ) -> ShardReport:
-    """Read all objects of a shard, which a query may write to meanwhile, and report damage.
-
-    `executor`: its threads hold up to 64 MiB each; `retained`: what is older than these versions may be missing;
-    `on_read`: called here with each object's size. Cost: one to three listings, and a read of each object.
-    """
+    """Read all objects of a shard, which a query may write to meanwhile, and report damage."""
     found: dict[str, _Found] = {}
     once = _Once()
     passes = 0

@@ -5,9 +5,6 @@ catches up at the next announcement.
 
 The server inherits a lock from the worker, so an executor never has two: a worker that does not get the lock knows that
 a server runs or is starting. Its configuration comes on standard input, its environment from Spark's worker.
-
-`recent_batches` asks all servers of this user on this machine for the last micro-batches, from outside the queries and
-without Spark. A server that does not answer in time is left out.
 """
 
 from __future__ import annotations
@@ -222,10 +219,7 @@ def over_executors(batches: Iterable[RecentBatch]) -> list[RecentBatch]:
 
 
 def recent_batches(local_dir: str | None = None) -> list[RecentBatch]:
-    """Return the last micro-batches of this user's running queries on this machine, oldest first.
-
-    Cost: a request to each state server, at most some seconds for those that do not answer; no query waits.
-    """
+    """Return the last micro-batches of this user's running queries on this machine, oldest first, without Spark."""
     found: list[RecentBatch] = []
     end_ms = clock.monotonic_ms() + int(_TIMEOUT_SECONDS * 1000)
     for root in local_dirs.all_roots(local_dir):

@@ -1,7 +1,4 @@
-"""Messages between workers and the state server, besides Arrow columns.
-
-Plain JSON, errors included, so that neither side can make the other run code.
-"""
+"""Messages between workers and the state server: plain JSON, errors included, so neither side runs the other's code."""
 
 from __future__ import annotations
 

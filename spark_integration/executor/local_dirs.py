@@ -23,8 +23,6 @@ The root is ``spark.holdfast.local.dir`` if it is set. Otherwise a backend that 
 if that is large enough when the executor begins; containers often give it 64 MB, and then the state goes to disk, with
 a warning. On disk, the root is the first of Spark's local directories, outside of what Spark deletes when the executor
 ends.
-
-What becomes of the directory of an executor that has ended: `holdfast.spark_integration.executor.takeover`.
 """
 
 from __future__ import annotations
@@ -174,10 +172,7 @@ def shards_directory(executor_directory: Path, *, in_memory: bool) -> Path:
 
 
 def shard_name(shard: int, shards: int, backend: str, state_dir: str | None) -> str:
-    """Return the name of a shard's directory, with a digest of what invalidates local versions when it changes.
-
-    Another backend has other files, other shards have other rows, another state directory lacks the commits.
-    """
+    """Return the name of a shard's directory, with a digest of what invalidates local versions when it changes."""
     kind = xxhash.xxh32_hexdigest("\n".join([backend, str(shards), state_dir or ""]).encode())
     return f"{SHARD_PREFIX}{shard:04d}-{kind}"
 

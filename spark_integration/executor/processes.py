@@ -1,7 +1,4 @@
-"""Identifies processes: the executor that a Python worker serves, and whether it still runs.
-
-`kept_per_process` makes caches that a forked process does not inherit.
-"""
+"""Identifies processes: the executor that a Python worker serves, and whether it still runs."""
 
 from __future__ import annotations
 
@@ -33,10 +30,7 @@ _BOOTS = 10**6
 def kept_per_process(
     results: int | None = None,
 ) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-    """Return a decorator that caches up to `results` results by hashable arguments, anew in a forked process.
-
-    PySpark's daemon forks its workers; threads, connections and locks do not survive that.
-    """
+    """Return a decorator that caches up to `results` results by hashable arguments, anew in a forked process."""
 
     def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
         @lru_cache(maxsize=results)
@@ -54,10 +48,7 @@ def kept_per_process(
 
 @dataclass(frozen=True)
 class ProcessId:
-    """A process, identified by its start time too, since the system reuses process ids.
-
-    In a container both may repeat after a restart of the machine, whose unverified files it must not adopt.
-    """
+    """A process, identified by its start time too, since the system reuses process ids."""
 
     pid: int
     #: When it started; on Linux in clock ticks since boot, which changing the clock does not affect, and then six
@@ -161,10 +152,7 @@ def place_of(process: ProcessId) -> str:
 
 
 def lives(place: str, within_seconds: float = ENDS_WITHIN_SECONDS) -> bool | None:
-    """Tell whether the process of `place_of` lives; None if this machine cannot see it.
-
-    `within_seconds`: to wait for one that is ending: executors outlive their driver by a second or two.
-    """
+    """Tell whether the process of `place_of` lives, waiting for one that is ending; None if nobody here can see it."""
     process = ProcessId.parse(place.partition(".")[2])
     if process is None or place != place_of(process):
         return None

@@ -72,11 +72,7 @@ def open_backend(
 
 
 def adopt_shard(directory: Path, executor_directory: Path, open_backend: Callable[[Path], Backend]) -> bool:
-    """Take over a dead executor's files of a shard that has no directory here yet; return whether it has now.
-
-    Of several executors, takes the newest version. Waits for a state server that ends, and for other workers; what it
-    took is verified, and damaged files are set aside.
-    """
+    """Take over the newest version of a shard that a dead executor left; return whether the shard is here now."""
     if os.path.exists(directory):  # `Path.exists` fails where the disk does
         return False
     with ExitStack() as locks:

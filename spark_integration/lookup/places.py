@@ -50,8 +50,7 @@ def places_of(
 ) -> tuple[str, str]:
     """Return a query's checkpoint location and its state directory, of which either may be given alone.
 
-    With `state_dir`, `given` is the location, and nothing is checked; `operator` tells the query from others. Raises
-    `InvalidArgumentError` if it is neither, or notes no location; `NotFoundError` if one does not lead to the other.
+    With `state_dir`, `given` is the location, and nothing is checked; `operator` tells the query from others.
     """
     if state_dir is not None and not _is_same(str(given), str(state_dir)):
         return str(given), str(state_dir)
@@ -78,13 +77,7 @@ def find_places(
 
 
 def find_state_dir(location: str | Path, options: Mapping[str, object], query_id: str | None = None) -> str:
-    """Return the state directory of the query that has this checkpoint location.
-
-    Raises `InvalidArgumentError` if it is no query's, or only Spark reads its state; `NotFoundError` if no micro-batch
-    is committed, or the pointers name a directory without this state.
-
-    `query_id`: of the query there, for a caller that has it from `query_at`.
-    """
+    """Return the state directory of the query that has this checkpoint location, and perhaps is known as `query_id`."""
     with open_storage(str(location), options) as storage:
         return _state_dir_of(storage, query_id or _query_of(storage), options)
 

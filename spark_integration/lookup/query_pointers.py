@@ -1,8 +1,4 @@
-"""The operators of a query, the pointers of their shards after a micro-batch, and readers of these shards.
-
-A shard's pointer is in one partition of Spark's state (`holdfast.spark_integration.transport.routes`), so the pointer
-of one shard of many costs one partition. A reader of a shard is open while it is used, and kept for a while.
-"""
+"""The operators of a query, the pointers of their shards after a micro-batch, and readers of these shards."""
 
 from __future__ import annotations
 
@@ -277,11 +273,7 @@ class QueryPointers:
         return self._of(number)[0]
 
     def held(self, batch_id: int, partitions: Collection[int] | None = None) -> list[Held]:
-        """Return the operators with holdfast's pointers after a micro-batch, read from all or some partitions.
-
-        Raises `NotFoundError` if it is not committed, or was purged; `InvalidArgumentError` if only Spark reads its
-        form; `CorruptionError`.
-        """
+        """Return the operators with holdfast's pointers after a micro-batch, read from all or some partitions."""
         _, stores, operators = self._of(batch_id)
         found = []
         for operator in operators:

@@ -75,11 +75,7 @@ _AS_IT_IS = frozenset(string.ascii_letters + string.digits + "/-_.!~'()*:@&=+$,;
 def state_by_stub(
     spark: SparkSession, conf: Mapping[str, str], new: NewQuery, operators: Sequence[PointerOperator]
 ) -> seeding.FirstState:
-    """Make a new query's state by a stub query, deleted on return.
-
-    Raises `UnavailableError` if Spark failed, `ConflictError` if the location was taken, `InvalidArgumentError` for
-    settings.
-    """
+    """Make a new query's state by a stub query, deleted on return."""
     try:
         with session_of_stub(spark, conf) as own:
             run_stub(own, operators, new.stub_url)

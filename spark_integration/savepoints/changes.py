@@ -211,11 +211,7 @@ class Plan:
 
 
 def plans_of(savepoint: Savepoint, changes: Changes) -> list[Plan]:
-    """Return a `Plan` for each operator that is not skipped, in the order of the query's plan.
-
-    Spark numbers operators in that order, without gaps, and a location has a fixed number: so the others move up.
-    Raises `InvalidArgumentError`, `NotFoundError`, `CorruptionError`.
-    """
+    """Return a `Plan` for each operator that is not skipped, in the order of the query's plan, without gaps."""
     operators = sorted(savepoint.operators, key=lambda operator: operator.number)
     names = {operator.name for operator in operators}
     for what, given, known in (

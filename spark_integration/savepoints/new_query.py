@@ -122,10 +122,7 @@ def new_query(
     checkpoint_location: str | Path,
     state_dir: str | Path | None = None,
 ) -> Iterator[NewQuery]:
-    """Begin a query in an empty checkpoint location, or in one left by a process that was stopped.
-
-    Raises `ConflictError` if it holds something else; `InvalidArgumentError` for a state directory or a whole bucket.
-    """
+    """Begin a query in an empty checkpoint location, or in one left by a process that was stopped."""
     if state_dir is not None:
         given = Settings.parse({f"{PREFIX}state.dir": str(state_dir)})
         settings = replace(settings, state_dir=given.state_dir)
@@ -176,10 +173,7 @@ def _no_state_directory(location: ObjectStorage) -> Iterator[None]:
 
 
 def shards_to_set(state_dir: str, options: Mapping[str, object], query_id: str) -> int | None:
-    """Return the shard count that a session must set for a new query; None if its operators' names tell it.
-
-    Operators are defined before the query's id is known, so they take it from the record under their name.
-    """
+    """Return the shard count that a session must set for a new query; None if its operators' names tell it."""
     with open_storage(state_dir, options) as storage:
         origin = find_origin(storage, query_id)
         for directory in () if origin is None else origin.directories:
@@ -252,10 +246,7 @@ def _stopped(location: ObjectStorage, found: set[str]) -> set[str]:
 
 
 def begin(location: ObjectStorage, query_id: str) -> set[str]:
-    """Take an empty checkpoint location, or a stopped restore's; return the ids that those queries would have.
-
-    Raises `ConflictError` if it holds anything else, which is not touched.
-    """
+    """Take an empty checkpoint location, or a stopped restore's; return the ids that those queries would have."""
     found = {info.key for info in location.list("")}
     marks = _stopped(location, found)
     mine = _MARK + query_id

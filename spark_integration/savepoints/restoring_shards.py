@@ -188,10 +188,7 @@ class RestoredOperator:
 
 
 class PieceRows:
-    """The rows of new shards, each asked for once, ascending; pieces are read once and ahead, in that order.
-
-    `pieces`: all that may have rows of these shards, in order by table.
-    """
+    """The rows of new shards, each asked for once, ascending; pieces are read once and ahead, in that order."""
 
     def __init__(
         self, folder: PrefixedStorage, name: str, operator: RestoredOperator, pieces: Sequence[Piece], shards: range

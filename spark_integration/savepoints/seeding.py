@@ -97,10 +97,7 @@ def seed(
     fresh: bool,
     planned: PlannedBatch | None = None,
 ) -> None:
-    """Fill a checkpoint location that has its state, between `begin` and `finish`. Raises `CorruptionError`.
-
-    `fresh`: sources and watermark begin anew; `planned`: the first micro-batch, if Spark is not to plan it.
-    """
+    """Fill a checkpoint location that has its state, between `begin` and `finish`; if `fresh`, sources begin anew."""
     for source in () if fresh else (*query.sources, *(planned.sources if planned else ())):
         for log in source.logs:
             location.put(f"sources/{source.name}/{log.name}", read_log(savepoint, log))
@@ -123,10 +120,7 @@ def _offsets(version: str, batch: Mapping[str, Any], sources: Sequence[SavedSour
 
 
 def moved(key: str, data: memoryview, location: str) -> memoryview | bytes:
-    """Return a file of Spark's state for its new place: an operator's metadata may name files by path.
-
-    Replaces all before ``/state/``, since links, mounts and name services lead to the same files.
-    """
+    """Return a file of Spark's state for its new place: an operator's metadata may name files by path."""
     if not _METADATA.fullmatch(key):
         return data
     try:

@@ -100,11 +100,7 @@ class MovedOperator:
 
 
 def moved(host: str, rows: DataFrame, described: Described, *, has_watermark: bool) -> MovedOperator:
-    """Return the operator that continues the state of one of `HAVE_COUNTERPARTS`.
-
-    `rows`: its state in ``statestore``. Raises `InvalidArgumentError` if that does not match, or holdfast lacks the
-    operator.
-    """
+    """Return the operator that continues the state of one of `HAVE_COUNTERPARTS`, of which `rows` are the state."""
     keys = struct_of(rows.schema["key"]).fields
     if not keys or (host == AGGREGATION and len(keys) == 1 and _is_window(keys[0].dataType)):
         raise InvalidArgumentError("an aggregation without keys has no counterpart in holdfast: leave it as it is")

@@ -1,7 +1,4 @@
-"""Who reads and writes the pointers of a query and works on its shards: Spark (`SparkTasks`) or this process.
-
-Work on shards is a `ShardTask`, which gets a row for each and returns rows, or an error as text.
-"""
+"""Who reads and writes the pointers of a query and works on its shards: Spark (`SparkTasks`) or this process."""
 
 from __future__ import annotations
 

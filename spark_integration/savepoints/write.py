@@ -129,11 +129,7 @@ class TableRows:
 def tables_of_frames(
     frames: Mapping[str, DataFrame], keys: Sequence[str | Column], time_mode: TimeMode, expiring: Collection[str] = ()
 ) -> list[TableRows]:
-    """Return a new operator's tables, with state columns as in these frames.
-
-    `frames`: by table: the key columns, and those of the state; of "timers", when one is due. Tables of `expiring` have
-    a bigint column `EXPIRES`. Times are ms since 1970.
-    """
+    """Return a new operator's tables, with state columns as in these frames."""
     found: list[TableRows] = []
     key_types: pa.Schema | None = None
     for name, frame in frames.items():
@@ -196,10 +192,7 @@ def _selected(frame: DataFrame, grouping: Grouping, values: list[str]) -> DataFr
 
 
 def edited_tables(frames: Mapping[str, DataFrame], tables: Mapping[str, TableSchema]) -> list[TableRows]:
-    """Return tables in place of an operator's stored ones, from frames as `holdfast.savepoints.load` shows them.
-
-    Raises `InvalidArgumentError` if a table has other columns; `NotFoundError` if the operator has no such table.
-    """
+    """Return tables in place of an operator's stored ones, from frames as `holdfast.savepoints.load` shows them."""
     found = []
     for name, frame in frames.items():
         table = find_shown(tables, name)
@@ -234,10 +227,7 @@ def _require_same_keys(table: TableSchema, frame: DataFrame) -> None:
 
 
 def grouping_width(table: TableSchema, tables: Mapping[str, TableSchema]) -> int:
-    """Return how many key columns are grouping columns: elements' numbers and entries' keys follow them.
-
-    `tables`: all of the operator's: others may say it more surely.
-    """
+    """Return how many key columns are grouping columns: elements' numbers and entries' keys follow them."""
     known = grouping_columns(tables, table.name)
     if known:
         return len(known)

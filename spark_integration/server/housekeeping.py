@@ -155,10 +155,7 @@ def _found(folder: Path, pattern: str) -> list[Path]:
 
 
 def remove_if_empty(operator_directory: Path) -> None:
-    """Remove the local directory of an operator without shards here; likewise the query's, if empty.
-
-    It may have held only the query's notes of runs; see `holdfast.spark_integration.shard_call.claiming`.
-    """
+    """Remove an operator's local directory if it has no shards, only notes of runs; likewise the query's, if empty."""
     query = operator_directory.parent
     if not any(query.glob(f"*/{SHARD_PREFIX}*")):
         going = [*query.glob("*"), query]
@@ -189,10 +186,7 @@ def remove_old_runs(query_directory: Path) -> None:
 
 
 class Housekeeping:
-    """The background work of an executor's shards; `run` in a thread of its own, everything else from any.
-
-    `forget`: called with the directory of each dropped shard, once its state is removed.
-    """
+    """The background work of an executor's shards; `run` in a thread of its own, everything else from any."""
 
     def __init__(
         self,

@@ -1,8 +1,4 @@
-"""What a state server has open: its shards, a backend for each directory, and the storages of their commit logs.
-
-Both are shared by all that use them. Work on shards waits in a `ShardQueue`, which keeps only the newest announced
-commit of each.
-"""
+"""What a state server has open: its shards, a backend for each directory, and the storages of their commit logs."""
 
 from __future__ import annotations
 
@@ -130,10 +126,7 @@ def _identity(directory: Path) -> tuple[int, int] | None:
 
 
 class OpenShards:
-    """Opens shards below a directory on first use, and again when tables, options or directory have changed.
-
-    For any thread: opening or closing a shard does not block users of others.
-    """
+    """Opens shards on first use, and again when tables, options or directory have changed; for any thread."""
 
     def __init__(self, executor_directory: Path) -> None:
         self.root = executor_directory
@@ -142,10 +135,7 @@ class OpenShards:
 
     @contextmanager
     def use(self, message: Committed) -> Iterator[Backend]:
-        """Yield the backend of an announced commit's shard, which stays open for the context.
-
-        Raises `NotFoundError` if it is open for something else, such as a restarted query with other columns.
-        """
+        """Yield the backend of an announced commit's shard, which stays open for the context."""
         address, directory = message.shard, require_below(self.root, message.shard.directory)
         with self._slot(directory) as slot:
             with slot.changed:
@@ -264,10 +254,7 @@ class _Opened:
 
 
 class DurableLogs:
-    """Makes commit logs; for any thread. A storage stays open while in use or needed (`close_unused`).
-
-    `new_threads`: makes the threads that upload to a storage; `open_at`: opens a storage, given its URL and options.
-    """
+    """Makes commit logs; for any thread. A storage stays open while in use or needed (`close_unused`)."""
 
     def __init__(
         self,

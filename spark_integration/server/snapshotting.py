@@ -144,10 +144,7 @@ class Snapshotting:
                 self.queue.put_back(put_off)
 
     def _write(self, message: Committed, progress: _Progress, *, forced: bool) -> bool:
-        """Write a snapshot if one is wanted; the caller holds the shard's lock.
-
-        The shard is in use only while it is read: a restarted query may have to open it anew, with other columns.
-        """
+        """Write a snapshot if one is wanted; the caller holds the shard's lock, others may open the shard anew."""
         pointer = message.committed
         with self._logs.log_of(message) as log, ExitStack() as held:
             if log is None:
@@ -247,10 +244,7 @@ class Snapshotting:
     def _retain(
         self, message: Committed, log: ObjectCommitLog, progress: _Progress, chain: Iterable[ChainEntry]
     ) -> int | None:
-        """Delete unneeded objects; return the version number below which nothing is left, or None on failure.
-
-        `chain` is the announced version's: the accepted one may be gone, since the query continues.
-        """
+        """Delete unneeded objects; return the version number below which nothing is left, or None on failure."""
         if message.accepted is None:
             return None
         if progress.headers is None:

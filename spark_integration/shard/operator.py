@@ -57,37 +57,17 @@ class CallCounts:
 
 @dataclass(frozen=True)
 class ShardInput:
-    """One shard's part of a micro-batch.
+    """One shard's part of a micro-batch."""
 
-    Attributes
-    ----------
-    operator : str
-        Name of the operator, for error messages.
-    shard : int
-    batch_id : int or None
-        Spark's micro-batch; None in a batch query, or if unknown.
-    rows : pyarrow.Table, shape (n, input columns)
-        In no particular order; none if the shard is called for its timers alone, or if all are late.
-    shown_keys : pyarrow.Table, shape (n, key columns)
-        The key of each row, as Spark gave it.
-    hashes : pyarrow.Array of int64, shape (n,)
-        Spark's ``xxhash64`` of each row's key.
-    times : BatchTimes
-    late : int
-        Rows that were dropped as late, as `Received` has them.
-    counts : CallCounts
-        For the function to add to.
-    """
-
-    operator: str
+    operator: str  #: Its name, for error messages
     shard: int
-    batch_id: int | None
-    rows: pa.Table
-    shown_keys: pa.Table
-    hashes: pa.Array
+    batch_id: int | None  #: Spark's micro-batch; None in a batch query, or if unknown
+    rows: pa.Table  #: In no particular order; none if the shard is called for its timers alone, or if all are late
+    shown_keys: pa.Table  #: The key of each row, as Spark gave it
+    hashes: pa.Array  #: Spark's ``xxhash64`` of each row's key, as int64
     times: BatchTimes
-    late: int = 0
-    counts: CallCounts = field(default_factory=CallCounts)
+    late: int = 0  #: Rows that were dropped as late
+    counts: CallCounts = field(default_factory=CallCounts)  #: For the function to add to
 
     def after_unknown_calls(self) -> ShardInput:
         """Return the input without the effects of the shard's previous call."""

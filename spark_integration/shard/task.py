@@ -98,10 +98,7 @@ def _number(text: str) -> int | None:
 
 
 def storage_options(settings: Settings) -> dict[str, str]:
-    """Return the task's properties ``spark.holdfast.storage.*``, which the operator must not pickle.
-
-    Spark Connect hides credentials from the client, so their usual names are always tried.
-    """
+    """Return the task's ``spark.holdfast.storage.*``; Spark Connect hides secrets, so their usual names are tried."""
     return session_values({*settings.storage_names, *CREDENTIALS})
 
 

@@ -96,10 +96,7 @@ def _start_server(client: StateClient) -> None:
 
 
 def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: View | None) -> Lineage | None:
-    """Wait for a snapshot of the accepted version if its chain of commits is too long, and return its lineage.
-
-    None without durable storage. Raises `UnavailableError`: this keeps restores fast, and reveals failures early.
-    """
+    """Wait for a snapshot of the accepted version if its chain of commits is too long, and return its lineage."""
     if opened.log is None or view is None:
         return None
     lineage = Lineage.of(view.properties)
@@ -125,10 +122,7 @@ def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: 
 def reported(
     log: ObjectCommitLog | None, batch_id: int | None, now_ms: Callable[[], int] = clock.now_ms
 ) -> Iterator[None]:
-    """Report an error of the context to the shard's `log`, if any, and raise it again.
-
-    `batch_id`: the micro-batch; None if Spark does not tell.
-    """
+    """Report an error of the context to the shard's `log`, if any, and raise it again."""
     try:
         yield
     except Exception as exc:

@@ -12,8 +12,6 @@ Spark commits the pointer together with the micro-batch, so what a rejected atte
 To Spark each shard is a group of one of its own stateful operators, the host, which keeps the shard's pointer as the
 group's state: `holdfast.spark_integration.hosts`.
 
-All rows of a shard and micro-batch are gathered before its function is called: in memory or, if large, in a file.
-
 Rows are grouped by key, so all of them must have arrived before the first key is called. Beyond `MEMORY_BYTES` they
 go to an unlinked file on a local disk and are mapped, so that the operating system can evict their pages. The keys, and
 a few numbers per row for sorting, stay in memory.
@@ -62,10 +60,7 @@ HELD_BACK_BYTES = 32 << 20
 
 
 def gather_rows(tables: Iterable[pa.Table], schema: pa.Schema, root: Path) -> pa.Table:
-    """Return the rows of all tables, consumed one by one, as one. Raises `UnavailableError` if the disk fails.
-
-    One chunk per column or, if mapped below `root`, one per table; of `schema` if there are no tables.
-    """
+    """Return the rows of all tables, consumed one by one, as one of `schema`, in memory or mapped below `root`."""
     tables = iter(tables)
     held: list[pa.Table] = []
     held_bytes = 0
@@ -265,10 +260,7 @@ class _Attempt:
 
 
 def require_number_of_shards(operator: Operator, streaming: StreamingTask) -> None:
-    """Check a new shard's count if only Spark's initial partition count tells it.
-
-    On Spark 4.0 another number set within ``foreachBatch`` hides it, so Spark is the last resort.
-    """
+    """Check a new shard's count if only Spark's initial partition count tells it."""
     settings, pinned = operator.settings, streaming.partitions
     if settings.shards is None and settings.state_dir is None and pinned not in (None, operator.shards):
         raise SchemaMismatchError(
@@ -293,10 +285,7 @@ def as_restored(operator: Operator, streaming: StreamingTask) -> StreamingTask:
 
 
 def require_own_state(operator: Operator, streaming: StreamingTask, remembered: PointerRow) -> None:
-    """Raise `ConflictError` unless a query with another's pointers is its clone, in its own state directory.
-
-    In the original's it would look like a newer run and overwrite its state.
-    """
+    """Raise `ConflictError` unless a query with another's pointers is its clone, in its own state directory."""
     if streaming.spark_id is None or streaming.spark_id == remembered.query:
         return
     storage = task.state_storage(operator.settings)

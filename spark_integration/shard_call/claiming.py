@@ -87,10 +87,7 @@ _Result = TypeVar("_Result")
 
 
 class ClaimNote:
-    """A note of a run's place in an operator's directory; its modification time says when one looked last.
-
-    For any process; a lock ends with its process. Raises `UnavailableError` if local storage fails.
-    """
+    """A note of a run's place in an operator's directory, for any process; its modification time is the last look's."""
 
     def __init__(self, operator_directory: Path, run_id: str) -> None:
         self._path = operator_directory / RUNS / f"{run_id}{CLAIM_SUFFIX}"
@@ -161,10 +158,9 @@ def keep_claim(
     settings: Settings,
     now_ms: Callable[[], int] = clock.now_ms,
 ) -> Tenure:
-    """Claim the operator's directory, and look after the claim when due; see `ownership.claims`.
+    """Claim the operator's directory, and look after the claim when due.
 
     Executors do this, once per run after a test of the storage: only they are sure to have the credentials and network.
-    Raises `ConflictError` if another query or application has it, `FencedError` if a newer run has.
     """
     claims = Claims(storage, claimant(record, batch_id, settings), lives)
     note = ClaimNote(operator_directory, record.run_id)
@@ -195,10 +191,7 @@ def keep_claim(
 
 
 def tables_once(storage: ObjectStorage, record: OperatorRecord, function: ShardFunction) -> StoredTables:
-    """Return the tables of an operator's state from now on; looked up once per process and run of the query.
-
-    Raises `ConflictError` if the directory is another's; `SchemaMismatchError` if the stored state does not fit.
-    """
+    """Return the tables of an operator's state from now on; looked up once per process and run of the query."""
 
     def found() -> StoredTables:
         stored, declared = find_operator(storage, record.operator), function.tables()
@@ -260,11 +253,7 @@ def declare_once(storage: ObjectStorage, record: OperatorRecord, planned: Stored
 def require_stored_once(
     log: ObjectCommitLog, record: OperatorRecord, pointer: Pointer, lineage: Lineage, last_directory: str | None = None
 ) -> None:
-    """Check once per process and run, by a get, that the state directory holds a version's objects.
-
-    Raises `StateLostError` if it has none of the shard, or older ones only. `last_directory`: the query's previous
-    state directory, if different.
-    """
+    """Check once per process and run, by a get, that the state directory holds a version's objects."""
 
     def check() -> None:
         if lineage.chain:
@@ -354,8 +343,7 @@ def begin_directory(
 ) -> tuple[str, _Result]:
     """Choose and claim the directory of a shard without a pointer; return it, and what `claim` returned.
 
-    Unless `is_run_known`, it must not begin under the shared name. Raises `ConflictError` if the name or query is
-    taken, `FencedError` if a newer run is at work, `SchemaMismatchError` if the stored state does not fit.
+    Unless `is_run_known`, it must not begin under the shared name.
     """
     own = directory_of_query(operator, query_id)
     stored = find_operator(storage, operator)

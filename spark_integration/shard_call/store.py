@@ -61,10 +61,7 @@ class ShardStore:
         return transaction
 
     def require_no_history(self, batch_id: int | None) -> None:
-        """Check, by one listing, that a shard called without a pointer is new. Raises `StateLostError`.
-
-        Attempts at this micro-batch, version ``batch_id + 1`` or 1, prove nothing.
-        """
+        """Check, by one listing, that a shard without a pointer is new; attempts at this micro-batch do not count."""
         if batch_id == 0:
             return
         found = self.backend.versions()
@@ -151,10 +148,7 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
 
 
 def require_kept_shards(stored: OperatorRecord | None, operator: str, shards: int) -> None:
-    """Check that a task that writes no record finds its number of shards in the operator's.
-
-    Without it, a restart with other shuffle partitions would silently reset keys.
-    """
+    """Check that a task that writes no record finds its number of shards in the operator's, or keys would be reset."""
     if stored is None or stored.shards != shards:
         raise InvalidArgumentError(
             "the number of shards would not be remembered, because Spark does not tell this task its query: set "

@@ -310,10 +310,7 @@ class StateStores:
     def read(
         self, location: ObjectStorage, operator: int, partition: int, family: str | None, limit_bytes: int
     ) -> Rows:
-        """Return a partition's rows, without checksums and encoding version; `limit_bytes` bounds files and rows.
-
-        Raises `NotFoundError` if Spark has purged them; `CorruptionError` if they are damaged.
-        """
+        """Return a partition's rows, without checksums and encoding version; `limit_bytes` bounds files and rows."""
         folder = PrefixedStorage(location, f"state/{operator}/{partition}")
         ids = self.unique_ids.get(operator)
         if ids is not None and partition >= len(ids):
@@ -372,11 +369,7 @@ def read_pointers(
     executor: Executor,
     partitions: Collection[int] | None = None,
 ) -> list[PointerRow] | None:
-    """Return the pointers of one of Spark's operators, in all or some partitions; None if it has none.
-
-    Raises `NotKnownError` if only Spark reads the form, `NotFoundError` if it was purged, `CorruptionError`. `executor`
-    must not run the caller.
-    """
+    """Return the pointers of one of Spark's operators, in all or some partitions; None if it has none."""
     if not operators.hold_pointers(operator):
         return None
     family = None if operator.host == GROUP_STATE else POINTER_VARIABLE
@@ -436,11 +429,7 @@ def modes_of(properties: Mapping[str, Any], number: int) -> dict[str, str]:
 
 
 def stored_steps(location: ObjectStorage, batch: LoggedBatch) -> list[StatefulStep]:
-    """Return a query's operators with state, with their pointers after a micro-batch.
-
-    Raises `InvalidArgumentError` if this is no query with state, `NotKnownError` if only Spark reads its form,
-    `NotFoundError` if the micro-batch was purged, `CorruptionError` for damage.
-    """
+    """Return a query's operators with state, with their pointers after a micro-batch."""
     with ThreadPoolExecutor(_THREADS) as executor:
         operators, stores = StateOperators(location), StateStores.of(batch)
         found = operators.at(batch.batch_id)

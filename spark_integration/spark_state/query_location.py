@@ -260,9 +260,9 @@ class QueryLocation:
     def kept_sources(self, sources: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
         """Return the sources with a folder of their own, and the offset up to which its files count.
 
-        A source that a plan reads twice, as ``df.union(df)`` does, has two lines in the log, and one folder; later
-        folders' numbers are lower than their lines. As the log does not say which line is a repetition, files count up
-        to the latest offset of all; Spark reads later ones next. Cost: 1 list, if two sources are at the same offset.
+        A source that a plan reads twice, as ``df.union(df)`` does, has two lines in the log, and one folder, so that
+        later folders' numbers are lower than their lines. The log does not tell which line repeats: files count up to
+        the latest offset.
         """
         repeated = len(sources) - len({offset for _, offset in sources})
         ends = {name: end for name, offset in sources if (end := self._log_offset(offset)) is not None}
@@ -285,10 +285,7 @@ class QueryLocation:
         return newest
 
     def source_logs(self, source: str, offset: str) -> list[str]:
-        """Return a source's files up to an offset, as `kept_sources` gives it, by their paths in its folder.
-
-        Includes files that Spark has since compacted, which `source_log` recreates.
-        """
+        """Return a source's files up to an offset, by path in its folder, even those that Spark has since compacted."""
         folder = f"sources/{source}/"
         names = [info.key.removeprefix(folder) for info in self._storage.list(folder)]
         names = [name for name in names if not LEFTOVER.search(name)]

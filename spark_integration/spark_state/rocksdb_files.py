@@ -74,11 +74,7 @@ def read_rows(
     *,
     has_checksums: bool = False,
 ) -> Rows:
-    """Return the rows of a version. Raises `NotFoundError`, `CorruptionError`, `UnavailableError`.
-
-    `family`: of columns; None reads a store without families. `limit_bytes` bounds each file, what it holds, and all
-    rows; checksums are verified if rows have them.
-    """
+    """Return the rows of a version, with its checksums verified; `limit_bytes` bounds each file and all rows."""
     found = {info.key for info in partition.list("")}
     base, changes = _begin(partition, at, codec, found, limit_bytes, has_families=family is not None)
     rows, families = _database(partition, base, limit_bytes) if base is not None else ({}, {})

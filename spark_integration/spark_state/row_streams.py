@@ -129,10 +129,7 @@ def unsafe_row(*columns: int | bytes) -> bytes:
 def read_rows(
     partition: ObjectStorage, at: Named, codec: str, limit_bytes: int, *, has_checksums: bool = False
 ) -> Rows:
-    """Return the rows of a version below a partition's folder. Raises `NotFoundError`, `CorruptionError`.
-
-    `limit_bytes` bounds each file, what it holds, and all rows; checksums are verified if rows have them.
-    """
+    """Return the rows of a version, with its checksums verified; `limit_bytes` bounds each file and all rows."""
     found = {info.key for info in partition.list("")}
     first = at.version
     while first > 0 and f"{first}.snapshot" not in found and f"{first}.delta" in found:
@@ -353,10 +350,7 @@ def stream_of_rows(rows: Rows) -> bytes:
 
 
 class RowStream:
-    """The plain bytes of a file, called `source` in errors, read from the beginning.
-
-    `has_checksums`: those of deleted rows are verified here, the others by `verified`.
-    """
+    """The plain bytes of a file, called `source` in errors; verifies the checksums of deleted rows itself."""
 
     def __init__(self, data: bytes, source: str, limit_bytes: int, *, has_checksums: bool = False) -> None:
         self._data, self._at, self._source = memoryview(data), 0, source

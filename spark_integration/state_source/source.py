@@ -513,10 +513,7 @@ def _commits_after(storage: ObjectStorage, part: ShardPart, table: TableSchema, 
 
 
 def _require_kept(storage: ObjectStorage, operator: StoredOperator, version: int) -> None:
-    """Check, before tasks run, that all shards keep the commits after a version.
-
-    Clean-ups delete the oldest first. Cost: a listing, and a read of one commit for each shard without one so old.
-    """
+    """Check, before tasks run, that all shards keep the commits after a version; clean-ups delete the oldest first."""
     missing: list[tuple[int, str, int]] = []
     for directory, rows in operator.pointers.items():
         listing = list_state_dir(storage, directory).operators[directory]
@@ -583,10 +580,7 @@ class StateSource(DataSource):
 
 
 class TableReader(DataSourceReader):
-    """Reads the parts of a table, of some `shards` or one `key` if not None; travels to the executors.
-
-    It takes no filters: Spark up to 4.3 reuses one filter's partitions elsewhere in the plan.
-    """
+    """Reads the parts of a table, of some `shards` or one `key` if not None; travels to the executors."""
 
     def __init__(self, table: ReadableTable, shown: ShownTable, shards: Shards | None, key: Keys | None) -> None:
         wanted = None if key is None else HashRange(*[int(key.hashes[0])] * 2)

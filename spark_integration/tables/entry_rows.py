@@ -75,10 +75,7 @@ class Entries:
 
 
 class EntryRows:
-    """The entries of one table in one transaction, by `grouping` key columns; for one thread at a time.
-
-    `expiry`: None where entries stay until they are deleted.
-    """
+    """The entries of one table in one transaction, by `grouping` key columns; for one thread at a time."""
 
     def __init__(self, transaction: Transaction, schema: TableSchema, grouping: int, expiry: Expiry | None) -> None:
         self._transaction = transaction

@@ -101,11 +101,7 @@ def _require_readable(stored: StoredTables, declared: Mapping[str, TableSchema],
 def unconsented(
     live: TableSchema, latest: TableSchema, declared: TableSchema, within: str | None, *, only_fitting: bool = False
 ) -> list[str]:
-    """Explain how to rename, drop or hide columns that a start leaves out while it adds others.
-
-    `live` has all columns that can be declared again, `latest` those that were last. `only_fitting` excuses columns
-    that cannot be another renamed.
-    """
+    """Explain how to rename, drop or hide columns of `latest` that a start leaves out while it adds others."""
     known, now = {field.name: field.type for field in live.value}, set(declared.value.names)
     new = [f for f in declared.value if f.name not in known and f.name != EXPIRES]
     gone = [name for name in latest.value.names if name not in now and name != EXPIRES]
