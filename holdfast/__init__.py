@@ -1,8 +1,8 @@
 """Stateful PySpark streaming, with state kept outside Spark's state store.
 
 ``import holdfast`` gives the public names below and loads none of their modules before they are used:
-``import holdfast.errors`` in a Spark worker costs neither pyspark nor pyarrow. A new public name is one line in
-`_EXPORTS` and one in the block for type checkers; a test keeps the two equal.
+``import holdfast.errors`` in a Spark worker costs neither pyspark nor pyarrow. A new public name stands
+in `_NAMES` and in the block for type checkers; a test keeps the two equal.
 """
 
 from __future__ import annotations
@@ -63,58 +63,31 @@ if TYPE_CHECKING:
     from holdfast.spark_integration.vectorised.state import ShardState as ShardState
     from holdfast.spark_integration.vectorised.state import ShardTimers as ShardTimers
 
-# Public name: the module that defines it (PEP 562).
-_EXPORTS = {
-    "Aggregate": "holdfast.spark_integration.operators.aggregates",
-    "ClosedError": "holdfast.errors",
-    "ConflictError": "holdfast.errors",
-    "CorruptionError": "holdfast.errors",
-    "FencedError": "holdfast.errors",
-    "Groups": "holdfast.spark_integration.vectorised.groups",
-    "HoldfastError": "holdfast.errors",
-    "InvalidArgumentError": "holdfast.errors",
-    "NotFoundError": "holdfast.errors",
-    "Pointer": "holdfast.backends.base",
-    "SchemaMismatchError": "holdfast.errors",
-    "ShardBatch": "holdfast.spark_integration.vectorised.batch",
-    "ShardState": "holdfast.spark_integration.vectorised.state",
-    "ShardTimers": "holdfast.spark_integration.vectorised.state",
-    "StateLostError": "holdfast.errors",
-    "StateTable": "holdfast.spark_integration.vectorised.arrow_with_state",
-    "StoredQuery": "holdfast.spark_integration.lookup.stored_query",
-    "UnavailableError": "holdfast.errors",
-    "VersionedStore": "holdfast.mvcc.store",
-    "aggregate": "holdfast.spark_integration.operators.aggregates",
-    "all": "holdfast.spark_integration.operators.aggregates",
-    "any": "holdfast.spark_integration.operators.aggregates",
-    "approx_count_distinct": "holdfast.spark_integration.operators.aggregates",
-    "avg": "holdfast.spark_integration.operators.aggregates",
-    "collect_list": "holdfast.spark_integration.operators.aggregates",
-    "collect_set": "holdfast.spark_integration.operators.aggregates",
-    "count": "holdfast.spark_integration.operators.aggregates",
-    "count_distinct": "holdfast.spark_integration.operators.aggregates",
-    "explain": "holdfast.spark_integration.failures",
-    "first": "holdfast.spark_integration.operators.aggregates",
-    "last": "holdfast.spark_integration.operators.aggregates",
-    "max": "holdfast.spark_integration.operators.aggregates",
-    "max_by": "holdfast.spark_integration.operators.aggregates",
-    "mean": "holdfast.spark_integration.operators.aggregates",
-    "metrics": "holdfast.spark_integration.progress_metrics",
-    "min": "holdfast.spark_integration.operators.aggregates",
-    "min_by": "holdfast.spark_integration.operators.aggregates",
-    "open_query": "holdfast.spark_integration.lookup.stored_query",
-    "percentile_approx": "holdfast.spark_integration.operators.aggregates",
-    "read_state": "holdfast.spark_integration.state_source.reading",
-    "register": "holdfast.spark_integration.sink_source.registering",
-    "run": "holdfast.spark_integration.restarting",
-    "state": "holdfast.spark_integration.state_source.reading",
-    "stddev": "holdfast.spark_integration.operators.aggregates",
-    "stddev_pop": "holdfast.spark_integration.operators.aggregates",
-    "stream": "holdfast.spark_integration.stream",
-    "sum": "holdfast.spark_integration.operators.aggregates",
-    "var_pop": "holdfast.spark_integration.operators.aggregates",
-    "variance": "holdfast.spark_integration.operators.aggregates",
+# By module, the public names that it defines, imported when they are first used (PEP 562).
+_NAMES = {
+    "backends.base": "Pointer",
+    "errors": (
+        "ClosedError ConflictError CorruptionError FencedError HoldfastError InvalidArgumentError NotFoundError "
+        "SchemaMismatchError StateLostError UnavailableError"
+    ),
+    "mvcc.store": "VersionedStore",
+    "spark_integration.failures": "explain",
+    "spark_integration.lookup.stored_query": "StoredQuery open_query",
+    "spark_integration.operators.aggregates": (
+        "Aggregate aggregate all any approx_count_distinct avg collect_list collect_set count count_distinct first "
+        "last max max_by mean min min_by percentile_approx stddev stddev_pop sum var_pop variance"
+    ),
+    "spark_integration.progress_metrics": "metrics",
+    "spark_integration.restarting": "run",
+    "spark_integration.sink_source.registering": "register",
+    "spark_integration.state_source.reading": "read_state state",
+    "spark_integration.stream": "stream",
+    "spark_integration.vectorised.arrow_with_state": "StateTable",
+    "spark_integration.vectorised.batch": "ShardBatch",
+    "spark_integration.vectorised.groups": "Groups",
+    "spark_integration.vectorised.state": "ShardState ShardTimers",
 }
+_EXPORTS = {name: f"holdfast.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = list(_EXPORTS)
 

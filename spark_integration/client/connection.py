@@ -53,12 +53,6 @@ _CHANNEL = {
     "grpc.max_metadata_size": 1 << 20,
     # Each client has its own channel: those to one address would share the back-off after a failed connection.
     "grpc.use_local_subchannel_pool": 1,
-    # A scan has no time limit, as none fits all states; a server that is stopped or hangs answers no pings, and what
-    # waits for it fails. Flight's servers end connections that ping more often than every 300 s.
-    "grpc.keepalive_time_ms": 330_000,
-    "grpc.keepalive_timeout_ms": 20_000,
-    "grpc.http2.ping_timeout_ms": 20_000,
-    "grpc.http2.max_pings_without_data": 0,
 }
 _LOST = (
     flight.FlightUnavailableError,
@@ -162,7 +156,7 @@ class StateClient:
         """Return the server's JSON answer to an action. Raises `ServerLostError`, `HoldfastError`."""
         options = flight.FlightCallOptions(timeout=timeout_seconds)
         try:
-            answers = list(self.connection().do_action(flight.Action(action, body), options))
+            answers = list(self._connection().do_action(flight.Action(action, body), options))
         except (flight.FlightError, pa.ArrowException, OSError) as exc:
             mapped = self._mapped(exc)
             if action in _ANSWERED_AT_ONCE and isinstance(exc, flight.FlightTimedOutError):
@@ -170,8 +164,7 @@ class StateClient:
             raise mapped from exc
         return json.loads(answers[0].body.to_pybytes()) if answers else None
 
-    def connection(self) -> flight.FlightClient:
-        """Return the connection; open it if necessary."""
+    def _connection(self) -> flight.FlightClient:
         if self._flight is None:
             if not self._socket.exists():
                 raise ServerLostError("no state server listens", socket=str(self._socket))
