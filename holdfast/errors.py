@@ -90,6 +90,12 @@ class StateLostError(HoldfastError):
     """State that a pointer names, or results that a decision names, are gone: bring them back, or start over."""
 
 
+def class_of(name: str, default: type[HoldfastError]) -> type[HoldfastError]:
+    """Return the error class of a name that came as text, `default` if there is none."""
+    found = globals().get(name)
+    return found if isinstance(found, type) and issubclass(found, HoldfastError) else default
+
+
 def _plain(value: object) -> Fact:
     # Exact types: a subclass (an enum, numpy's float64) may not pickle where the error arrives.
     return value if type(value) in (str, int, float, bool, type(None)) else str(value)  # type: ignore[return-value]

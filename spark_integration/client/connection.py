@@ -26,7 +26,7 @@ import pyarrow.flight as flight
 from holdfast import clock
 from holdfast.errors import HoldfastError, UnavailableError
 from holdfast.spark_integration.client.measures import together
-from holdfast.spark_integration.client.messages import RecentBatch, ServerLostError, decode_error
+from holdfast.spark_integration.client.messages import RecentBatch, decode_error
 from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.executor.processes import executor_process, kept_per_process
 
@@ -35,9 +35,7 @@ START_TRIES = 3
 START_AGAIN_AFTER_MS = 10_000
 _LOOK_EVERY_MS = 20
 _LOG_LINES_SHOWN = 15
-# Return freed memory to the system: the budget is for the whole process. Two shards of 600,000 keys with commits of
-# 100,000 and a budget of 384 MiB peak at 280 and 283 MiB, against 422 and 433 with two malloc arenas and nothing else,
-# for the same CPU time. The user's environment takes precedence.
+# Return freed memory to the system, at no CPU time. The user's environment takes precedence.
 _SERVER_ENVIRONMENT = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "MALLOC_ARENA_MAX": "1",
@@ -45,8 +43,7 @@ _SERVER_ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 20),
 }
 CALL_TIMEOUT_SECONDS = 5.0
-#: Actions that the server answers at once unless it hangs; others, such as "snapshot", take as long as the storage
-#: does.
+#: Actions that the server answers at once unless it hangs; others take as long as the storage does.
 _ANSWERED_AT_ONCE = frozenset({"ping", "committed"})
 _CHANNEL = {
     # Errors come in the trailer of a call, which gRPC limits to 8 KB by default.
@@ -90,11 +87,10 @@ class StateClient:
             try:
                 self.call("ping")
                 return
-            except ServerLostError as exc:
+            except UnavailableError as exc:
                 if failed >= START_TRIES or clock.monotonic_ms() > end_ms:
                     raise UnavailableError(
-                        "the state server, which this backend needs, does not start; its log ends with: "
-                        + (self._end_of_log() or "nothing"),
+                        f"the state server does not start; its log ends with: {self._end_of_log() or 'nothing'}",
                         log=str(self.log_path),
                     ) from exc
             if self.process is not None and self.process.poll() is not None:
@@ -153,7 +149,7 @@ class StateClient:
             os.close(lock)  # the new process has inherited it
 
     def call(self, action: str, body: bytes = b"", timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> Any:
-        """Return the server's JSON answer to an action. Raises `ServerLostError`, `HoldfastError`."""
+        """Return the server's JSON answer to an action. Raises `UnavailableError`, `HoldfastError`."""
         options = flight.FlightCallOptions(timeout=timeout_seconds)
         try:
             answers = list(self._connection().do_action(flight.Action(action, body), options))
@@ -167,7 +163,7 @@ class StateClient:
     def _connection(self) -> flight.FlightClient:
         if self._flight is None:
             if not self._socket.exists():
-                raise ServerLostError("no state server listens", socket=str(self._socket))
+                raise UnavailableError("no state server listens", socket=str(self._socket))
             self._flight = flight.FlightClient(f"grpc+unix://{self._socket}", generic_options=[*_CHANNEL.items()])
         return self._flight
 
@@ -180,7 +176,7 @@ class StateClient:
         if not isinstance(exc, _LOST):
             return HoldfastError("the state server failed; see its log", log=log, error=str(exc)[:200])
         self.close()
-        return ServerLostError("the state server did not answer; see its log", log=log, error=type(exc).__name__)
+        return UnavailableError("the state server did not answer; see its log", log=log, error=type(exc).__name__)
 
     @property
     def has_just_timed_out(self) -> bool:

@@ -12,16 +12,12 @@ from holdfast import clock, errors
 from holdfast.backends.base import Pointer
 from holdfast.backends.run import TableSchema
 from holdfast.backends.schema import decode_schemas, encode_schemas
-from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, UnavailableError
+from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError
 from holdfast.snapshotter.fields import NOT_STORED, Coding, SignedInt, Stored
 from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
 
 Message = Mapping[str, Any]
 _Kind = TypeVar("_Kind")
-
-
-class ServerLostError(UnavailableError):
-    """The state server has ended or does not answer: start over, and its state is restored."""
 
 
 def encode(message: Message) -> bytes:
@@ -181,11 +177,4 @@ def decode_error(data: bytes) -> HoldfastError | None:
         name = field(message, "error", str)
     except InvalidArgumentError:
         return None
-    return _ERRORS.get(name, HoldfastError)(text, **facts)
-
-
-_ERRORS = {
-    found.__name__: found
-    for found in (ServerLostError, *vars(errors).values())
-    if isinstance(found, type) and issubclass(found, HoldfastError)
-}
+    return errors.class_of(name, HoldfastError)(text, **facts)

@@ -130,9 +130,7 @@ def require_no_error(found: Iterable[Any]) -> None:
     for row in found:
         if row["error"] is not None:
             kind, _, message = row["error"].partition(": ")
-            error: type[HoldfastError] = getattr(errors, kind, CorruptionError)
-            assert issubclass(error, HoldfastError)
-            raise error(f"{row['operator']}, shard {row['shard']}: {message}")
+            raise errors.class_of(kind, CorruptionError)(f"{row['operator']}, shard {row['shard']}: {message}")
 
 
 def each_ahead(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> Generator[_Result, None, None]:

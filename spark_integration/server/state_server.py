@@ -26,7 +26,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from logging.handlers import RotatingFileHandler
@@ -56,20 +56,6 @@ LOG_BYTES_MAX = 16 << 20
 _log = logging.getLogger("holdfast.state_server")
 
 
-@contextmanager
-def _answering(what: str) -> Iterator[None]:
-    """Send our own errors to the worker as they are; log any other as a defect, and end the call."""
-    try:
-        yield
-    except HoldfastError as exc:
-        raise flight.FlightServerError(type(exc).__name__, extra_info=encode_error(exc)) from exc
-    except flight.FlightError:
-        raise  # the connection broke: there is nobody to tell
-    except Exception:
-        _log.exception("%r failed", what)
-        raise
-
-
 class StateService(flight.FlightServerBase):
     """See the module."""
 
@@ -90,10 +76,15 @@ class StateService(flight.FlightServerBase):
         super().__init__(location)  # last: from here on it answers
 
     def do_action(self, context: object, action: flight.Action) -> Iterator[bytes]:
-        """Answer one action with one JSON value."""
-        with _answering(action.type):
+        """Answer one action with one JSON value, or with holdfast's own errors; any other is logged as a defect."""
+        try:
             answer = self._act(action.type, action.body.to_pybytes())
             return iter([json.dumps(answer).encode()])
+        except HoldfastError as exc:
+            raise flight.FlightServerError(type(exc).__name__, extra_info=encode_error(exc)) from exc
+        except Exception:
+            _log.exception("%r failed", action.type)
+            raise
 
     def _act(self, kind: str, body: bytes) -> Any:
         if kind == "ping":
@@ -199,7 +190,7 @@ def _finish(server: StateService, shards: OpenShards, workers: list[threading.Th
     def left_seconds() -> float:
         return max(0, end_ms - clock.monotonic_ms()) / 1000
 
-    # It waits for views that are open, and a worker may outlive its executor.
+    # It waits for calls that are under way, and a worker may outlive its executor.
     shutting = threading.Thread(target=server.shutdown, name="shutdown", daemon=True)
     shutting.start()
     shutting.join(left_seconds() / 4)

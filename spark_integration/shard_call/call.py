@@ -38,7 +38,7 @@ from holdfast.errors import CorruptionError, HoldfastError, SchemaMismatchError,
 from holdfast.mvcc.transaction import Changes, Measures
 from holdfast.snapshotter.lineage import Lineage
 from holdfast.spark_integration.client.measures import CallMeasures
-from holdfast.spark_integration.client.messages import MeasuredBatch, ServerLostError
+from holdfast.spark_integration.client.messages import MeasuredBatch
 from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.shard import task
 from holdfast.spark_integration.shard.operator import INITIAL_VERSION, BatchTimes, CallCounts, Operator, ShardInput
@@ -156,8 +156,8 @@ def _called(
     frames = _held_back(attempt.run(), output)
     try:
         first = next(frames)
-    except (ServerLostError, CorruptionError) as exc:
-        # Starting over restores what was lost or damaged. Spark would retry the task too, but not in local mode.
+    except CorruptionError as exc:
+        # Starting over restores what was damaged. Spark would retry the task too, but not in local mode.
         _log.warning("shard %d of %r begins its micro-batch again: %s", batch.shard, operator.name, exc)
         attempt = _Attempt(operator, batch, streaming, remembered)
         frames = _held_back(attempt.run(), output)

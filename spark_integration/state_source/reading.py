@@ -247,10 +247,7 @@ def said_by_holdfast(error: PySparkException) -> HoldfastError | None:
     if not found:
         return None
     name, message = found[-1]
-    kind = getattr(errors, name, None)
-    if isinstance(kind, type) and issubclass(kind, HoldfastError):
-        return kind(message)
-    return InvalidArgumentError(message)
+    return errors.class_of(name, InvalidArgumentError)(message)
 
 
 def _range(batch_id: int | None, is_feed: bool, first: int | None, last: int | None) -> tuple[int | None, int | None]:
