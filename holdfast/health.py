@@ -45,7 +45,7 @@ from holdfast.snapshotter.upkeep.troubles import batch_of, read_trouble
 from holdfast.spark_integration.client.connection import over_executors
 from holdfast.spark_integration.client.messages import RecentBatch
 from holdfast.spark_integration.executor.processes import lives
-from holdfast.spark_integration.spark_state.query_location import BatchTimes
+from holdfast.spark_integration.spark_state.query_location import LoggedTimes
 from holdfast.spark_integration.spark_types import type_name
 
 _UNITS = ((24 * 60 * 60_000, "d"), (60 * 60_000, "h"), (60_000, "min"), (1_000, "s"))
@@ -159,7 +159,7 @@ def read_failures(storage: ObjectStorage, told: Iterable[Report]) -> list[Failur
 
 
 @dataclass(frozen=True)
-class Run:
+class QueryRun:
     """One start of a query."""
 
     run_id: str
@@ -173,10 +173,10 @@ class Run:
 class Signs:
     """What is known of a query."""
 
-    runs: tuple[Run, ...] = ()  #: The last ones of a day, as far as claims tell; the newest last
+    runs: tuple[QueryRun, ...] = ()  #: The last ones of a day, as far as claims tell; the newest last
     stored_ms: int = 0  #: When an operator stored a commit or snapshot last; 0 where none has
     #: The query's own micro-batches that Spark retains, ascending; None where its location is not known
-    log: tuple[BatchTimes, ...] | None = None
+    log: tuple[LoggedTimes, ...] | None = None
     #: The last micro-batches that state servers on this machine remember, newest first
     measured: tuple[RecentBatch, ...] = ()
     reports: tuple[Report, ...] = ()  #: Failures, the newest first, whether they are over or not
@@ -184,16 +184,16 @@ class Signs:
     awaits_start: bool = False  #: Whether it was restored, rescaled or cloned, and no run has claimed it yet
 
     @property
-    def run(self) -> Run | None:
+    def run(self) -> QueryRun | None:
         return self.runs[-1] if self.runs else None
 
     @property
-    def committed(self) -> BatchTimes | None:
+    def committed(self) -> LoggedTimes | None:
         """The last committed micro-batch, if Spark's log is known."""
         return next((one for one in reversed(self.log or ()) if one.committed_ms is not None), None)
 
     @property
-    def planned(self) -> BatchTimes | None:
+    def planned(self) -> LoggedTimes | None:
         """The planned and uncommitted micro-batch, if any and if Spark's log is known."""
         newest = self.log[-1] if self.log else None
         return newest if newest and newest.committed_ms is None else None
@@ -264,7 +264,7 @@ def origin_of(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
         return None
 
 
-def of_its_own(log: Iterable[BatchTimes], origin: QueryOrigin | None) -> list[BatchTimes]:
+def of_its_own(log: Iterable[LoggedTimes], origin: QueryOrigin | None) -> list[LoggedTimes]:
     """Return the micro-batches that a query ran itself: those of a restore carry the restore's time."""
     first = origin.first_batch if origin else 0
     return [one for one in log if one.batch_id >= first]
@@ -273,7 +273,7 @@ def of_its_own(log: Iterable[BatchTimes], origin: QueryOrigin | None) -> list[Ba
 def signs_of(
     query_id: str,
     operators: Sequence[OperatorSigns],
-    log: Sequence[BatchTimes] | None,
+    log: Sequence[LoggedTimes] | None,
     live: Iterable[RecentBatch],
 ) -> Signs:
     """Return a query's signs, from its log (see `of_its_own`) and the `live` state servers of this machine."""
@@ -296,7 +296,7 @@ def _busiest(batches: Iterable[RecentBatch], query_id: str) -> tuple[RecentBatch
     return tuple(max(by_operator.values(), key=lambda of: sum(one.values.get("rows", 0) for one in of), default=[]))
 
 
-def runs_of(claims: Iterable[Claim], query_id: str) -> tuple[Run, ...]:
+def runs_of(claims: Iterable[Claim], query_id: str) -> tuple[QueryRun, ...]:
     """Return a query's runs, read from its claims, newest last by the store's clock."""
     by_run: dict[str, list[ClaimingRun]] = {}
     for claim in claims:
@@ -306,13 +306,13 @@ def runs_of(claims: Iterable[Claim], query_id: str) -> tuple[Run, ...]:
     return tuple(sorted(map(_run, by_run.values()), key=lambda run: (run.seen_ms, run.started_ms)))
 
 
-def _run(told: Sequence[ClaimingRun]) -> Run:
+def _run(told: Sequence[ClaimingRun]) -> QueryRun:
     newest = max(told, key=lambda run: run.seen_ms)
     at = [run.batch_id for run in told if run.batch_id is not None]
     of_driver = lives(newest.driver, 0)
     has_ended = False if of_driver or lives(newest.executor, 0) else None if of_driver is None else True
     started_ms = min(run.started_ms for run in told)
-    return Run(newest.run_id, started_ms, newest.seen_ms, max(at, default=None), has_ended)
+    return QueryRun(newest.run_id, started_ms, newest.seen_ms, max(at, default=None), has_ended)
 
 
 @dataclass(frozen=True)
@@ -357,7 +357,7 @@ def pace_of(signs: Signs) -> Pace:
     return replace(known, pause_ms=median(pauses) if pauses else None)
 
 
-def _paced(begun_ms: Sequence[int], known_from: str, takes_ms: float | None, runs: Sequence[Run]) -> Pace:
+def _paced(begun_ms: Sequence[int], known_from: str, takes_ms: float | None, runs: Sequence[QueryRun]) -> Pace:
     last = sorted(begun_ms)[-RECENT:]
     if len(last) < 2:
         return Pace(takes_ms=takes_ms)
@@ -372,7 +372,7 @@ def _paced(begun_ms: Sequence[int], known_from: str, takes_ms: float | None, run
     return Pace(len(going), between, takes_ms, going[-1] - going[0], known_from=known_from)
 
 
-def _is_between_runs(before_ms: int, after_ms: int, runs: Sequence[Run]) -> bool:
+def _is_between_runs(before_ms: int, after_ms: int, runs: Sequence[QueryRun]) -> bool:
     """Tell whether a known start of the query falls between two micro-batches."""
     starts = [run.started_ms for run in runs]
     if any(before_ms < start <= after_ms for start in starts):

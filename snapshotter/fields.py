@@ -35,6 +35,7 @@ from holdfast.errors import CorruptionError, InvalidArgumentError
 #: Above any size, count or time: sums of thousands still fit into other languages' integers.
 NUMBER_LIMIT = 1 << 62
 DIGEST = re.compile(r"[0-9a-f]{32}")
+QUERY_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 #: What annotations add to types: patterns for texts, and other ranges for numbers.
 Digest = Annotated[str, DIGEST]
 PositiveInt = Annotated[int, range(1, NUMBER_LIMIT)]

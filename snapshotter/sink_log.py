@@ -34,14 +34,22 @@ import xxhash
 from holdfast.backends import stored_file
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, StateLostError
 from holdfast.snapshotter.fence import Fence, key_of, number_of
-from holdfast.snapshotter.fields import DIGEST, NUMBER_LIMIT, Fields, PositiveInt, SignedInt, Stored, refuse_stray
+from holdfast.snapshotter.fields import (
+    DIGEST,
+    NUMBER_LIMIT,
+    QUERY_ID,
+    Fields,
+    PositiveInt,
+    SignedInt,
+    Stored,
+    refuse_stray,
+)
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 
 KIND = "sink-entry"
 #: No operator has this name.
 FOLDER = "_sinks"
 SINK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
-QUERY_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 #: Leaves room in the footer of a stored file for the other fields.
 _HANDLES_BYTES_MAX = 15 << 20
 #: Old entries are deleted this many at a time, in one request.

@@ -19,7 +19,14 @@ from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_
 from holdfast.snapshotter.ownership.query_origin import RESCALING, find_origin
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import Headers, OperatorListing, ShardListing, list_shard
-from holdfast.snapshotter.upkeep.retention import History, Plan, carry_out, needed_in_storage, plan, store_time_ms
+from holdfast.snapshotter.upkeep.retention import (
+    CleanUpPlan,
+    History,
+    carry_out,
+    needed_in_storage,
+    plan,
+    store_time_ms,
+)
 
 _ROWS_SHOWN = 40
 _HOUR_MS = 60 * 60_000
@@ -29,7 +36,7 @@ _HOUR_MS = 60 * 60_000
 class Outcome:
     """The plan for a shard, or for objects beside an operator's shards, and its result."""
 
-    plan: Plan
+    plan: CleanUpPlan
     sizes: dict[str, int]  #: Bytes by key, of all objects to delete
     error: HoldfastError | None = None  #: Why planning or a deletion failed
 
@@ -112,7 +119,7 @@ def _plans(target: Target, retain: int | None, now_ms: int, before_ms: int) -> t
             outcomes.append(_beside_shards(operator, before_ms))
             retained = retain or retained_versions(target.storage, record)
         except (CorruptionError, NotFoundError) as exc:
-            outcomes.append(Outcome(Plan(name, 0), {}, exc))
+            outcomes.append(Outcome(CleanUpPlan(name, 0), {}, exc))
             continue
         # A folder that only looks like a shard of this operator is left alone.
         work += [(shard, retained) for prefix, shard in operator.shards.items() if _is_of(record, prefix)]
@@ -138,11 +145,11 @@ def _of_rescaling(target: Target, before_ms: int) -> list[Outcome]:
             written_ms = [*(info.modified_ms for info in infos), *_restored_ms(target, folder)]
         except CorruptionError as exc:
             reason = "could not determine which state this rescale writes"
-            outcomes.append(Outcome(Plan(folder, 0, dict.fromkeys(sizes, reason)), {}, exc))
+            outcomes.append(Outcome(CleanUpPlan(folder, 0, dict.fromkeys(sizes, reason)), {}, exc))
             continue
         if max(written_ms) <= before_ms:
             reason = "the savepoint of an interrupted rescale"
-            outcomes.append(Outcome(Plan(folder, 0, {}, dict.fromkeys(sizes, reason)), sizes))
+            outcomes.append(Outcome(CleanUpPlan(folder, 0, {}, dict.fromkeys(sizes, reason)), sizes))
     return outcomes
 
 
@@ -160,7 +167,7 @@ def _beside_shards(operator: OperatorListing, before_ms: int) -> Outcome:
     found |= dict.fromkeys(operator.besides(), "a run that worked beside another one")
     old = {info: reason for info, reason in found.items() if info.modified_ms <= before_ms}
     sizes = {info.key: info.size_bytes for info in old}
-    return Outcome(Plan(operator.name, 0, {}, {info.key: reason for info, reason in old.items()}), sizes)
+    return Outcome(CleanUpPlan(operator.name, 0, {}, {info.key: reason for info, reason in old.items()}), sizes)
 
 
 def _outcome(target: Target, shard: ShardListing, *, retain: int, now_ms: int, grace_ms: int) -> Outcome:
@@ -173,13 +180,12 @@ def _outcome(target: Target, shard: ShardListing, *, retain: int, now_ms: int, g
     except InvalidArgumentError:  # such as access denied, which concerns more than this shard
         raise
     except HoldfastError as exc:
-        return Outcome(
-            Plan(shard.prefix, 0, dict.fromkeys(shard.objects, "what is needed could not be determined")), {}, exc
-        )
+        unknown = dict.fromkeys(shard.objects, "what is needed could not be determined")
+        return Outcome(CleanUpPlan(shard.prefix, 0, unknown), {}, exc)
     return Outcome(planned, {key: shard.objects[key].size_bytes for key in planned.delete})
 
 
-def _plan(target: Target, shard: ShardListing, retain: int, now_ms: int, grace_ms: int) -> Plan:
+def _plan(target: Target, shard: ShardListing, retain: int, now_ms: int, grace_ms: int) -> CleanUpPlan:
     history = History(shard, Headers(target.of(shard)))
     return plan(history, needed_in_storage(retain, history), now_ms, grace_ms)
 
@@ -197,7 +203,7 @@ def _abort_uploads(target: Target, folders: list[str], before_ms: int, outcomes:
     try:
         return sum(target.storage.abort_unfinished_uploads(f"{name}/", before_ms) for name in folders)
     except HoldfastError as exc:
-        outcomes.append(Outcome(Plan("unfinished uploads", 0), {}, exc))
+        outcomes.append(Outcome(CleanUpPlan("unfinished uploads", 0), {}, exc))
         return 0
 
 

@@ -36,7 +36,7 @@ from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing,
 from holdfast.spark_integration.client.connection import recent_batches
 from holdfast.spark_integration.lookup.places import find_state_dir, location_of, query_at
 from holdfast.spark_integration.lookup.stored_query import opened_query
-from holdfast.spark_integration.spark_state.query_location import BatchTimes
+from holdfast.spark_integration.spark_state.query_location import LoggedTimes
 
 _KINDS = ("commit", "snapshot", "part", "probe", "trouble", "unknown")
 #: The noted locations of at most this many queries are read.
@@ -108,7 +108,7 @@ class _NotedLogs:
 
     def __init__(self, target: Target, options: Mapping[str, str], queries: Iterable[str]) -> None:
         self.locations: dict[str, str] = {}  #: As noted, by query
-        self.logs: dict[str, list[BatchTimes]] = {}  #: By query, of those that were found there
+        self.logs: dict[str, list[LoggedTimes]] = {}  #: By query, of those that were found there
         self._target = target
         self._unread: dict[str, str] = {}
         self._options = options
@@ -136,7 +136,7 @@ class _NotedLogs:
 
 def _logs(
     target: Target, location: str, options: Mapping[str, str], known: Container[str]
-) -> dict[str, list[BatchTimes]]:
+) -> dict[str, list[LoggedTimes]]:
     """Return Spark's log of a query under the query id of its state; a clone has its original's state."""
     with opened_query(location, target.storage.url, parse_storage_options(options)) as query:
         origin = find_origin(target.storage, query.query_id)
@@ -164,7 +164,7 @@ def _signs(
 
 
 def _healths(
-    target: Target, by_query: Mapping[str, list[OperatorSigns]], logs: Mapping[str, list[BatchTimes]]
+    target: Target, by_query: Mapping[str, list[OperatorSigns]], logs: Mapping[str, list[LoggedTimes]]
 ) -> list[Health]:
     """Return the queries' health. Raises `InvalidArgumentError` if a log is another query's."""
     if elsewhere := logs.keys() - by_query.keys():

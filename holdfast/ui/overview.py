@@ -109,7 +109,7 @@ class OperatorRow:
 
 
 @dataclass(frozen=True)
-class Place:
+class LinkTarget:
     """The target of a link: an operator, or one of its shards."""
 
     directory: int
@@ -125,7 +125,7 @@ class Answer:
     answer: str  #: In a few words
     detail: str
     verdict: str = "plain"
-    place: Place | None = None  #: Where to look
+    place: LinkTarget | None = None  #: Where to look
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ def _biggest(found: list[tuple[int, OperatorSurvey]]) -> Answer:
     whole = sum(one.state_bytes for _, one in found)
     share = f", {percent(operator.state_bytes / whole)} of all" if len(found) > 1 and whole else ""
     detail = f"{size(operator.state_bytes)} in {count(len(operator.objects.shards))} shards{share}"
-    return Answer("Which operator is big?", operator.name, detail, place=Place(place, operator.name))
+    return Answer("Which operator is big?", operator.name, detail, place=LinkTarget(place, operator.name))
 
 
 def _hottest(found: list[tuple[int, OperatorSurvey]]) -> Answer:
@@ -263,8 +263,8 @@ def _hottest(found: list[tuple[int, OperatorSurvey]]) -> Answer:
     detail = f"{size(most)} committed in the operator's last hour{by}"
     if median and most < _HOT * median:
         even = f"All shards write alike; {operator.name} {shard} writes most, {detail}"
-        return Answer(question, "None stands out", even, place=Place(place, operator.name, shard))
-    return Answer(question, f"{operator.name} {shard}", detail, place=Place(place, operator.name, shard))
+        return Answer(question, "None stands out", even, place=LinkTarget(place, operator.name, shard))
+    return Answer(question, f"{operator.name} {shard}", detail, place=LinkTarget(place, operator.name, shard))
 
 
 def _behind(found: list[tuple[int, OperatorSurvey]]) -> Answer:
@@ -282,8 +282,8 @@ def _behind(found: list[tuple[int, OperatorSurvey]]) -> Answer:
     behind = sum(int((o.objects.lag > _LAG_BEHIND).sum()) for _, o in found)
     if behind:
         answer = f"Yes, {counted(behind, 'shard')}"
-        return Answer(question, answer, f"At most {far}", "bad", Place(place, operator.name, shard))
-    return Answer(question, "No", f"At most {far}", "good", Place(place, operator.name, shard))
+        return Answer(question, answer, f"At most {far}", "bad", LinkTarget(place, operator.name, shard))
+    return Answer(question, "No", f"At most {far}", "good", LinkTarget(place, operator.name, shard))
 
 
 def _failing(found: list[tuple[int, OperatorSurvey]], lost: list[str], queries: list[Card]) -> Answer:
@@ -293,14 +293,14 @@ def _failing(found: list[tuple[int, OperatorSurvey]], lost: list[str], queries: 
     if unreadable:
         place, operator = unreadable[0]
         detail = f"The record of {operator.name} cannot be read"
-        return Answer(question, "Yes", detail, "bad", Place(place, operator.name))
+        return Answer(question, "Yes", detail, "bad", LinkTarget(place, operator.name))
     if lost:
         return Answer(question, "Yes", f"The record of {lost[0]} is gone: its state cannot be used", "bad")
     if troubled:
         _, place, name = max(troubled)
         number = sum(number for number, _, _ in troubled)
         detail = f"{counted(number, 'report')} of failed micro-batches, snapshots or clean-ups"
-        return Answer(question, "Yes", detail, "bad", Place(place, name))
+        return Answer(question, "Yes", detail, "bad", LinkTarget(place, name))
     stuck = [card for card in queries if card.health.state == "failing"]
     if stuck:
         return Answer(question, "Yes", stuck[0].health.why, "bad")

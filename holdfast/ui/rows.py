@@ -35,7 +35,7 @@ _ROWS_OF_KEY_MAX = 20
 
 
 @dataclass(frozen=True)
-class ShownTable:
+class TextTable:
     """Rows as text."""
 
     name: str  #: Of the state table
@@ -43,12 +43,12 @@ class ShownTable:
     rows: list[list[str | None]]  #: None is a null
 
 
-def shown_table(name: str, table: pa.Table) -> ShownTable:
+def shown_table(name: str, table: pa.Table) -> TextTable:
     """Return rows as text."""
     columns = [texts(column) for column in table.columns]
     are_numbers = pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal
     kinds = [(field.name, any(one(field.type) for one in are_numbers)) for field in table.schema]
-    return ShownTable(name, kinds, [list(row) for row in zip(*columns, strict=True)] if columns else [])
+    return TextTable(name, kinds, [list(row) for row in zip(*columns, strict=True)] if columns else [])
 
 
 def texts(column: pa.ChunkedArray | pa.Array) -> list[str | None]:
@@ -126,7 +126,7 @@ class RowsView:
     grouping: tuple[str, ...]  #: The columns by which a key is looked up; none where that is not known
     found: list[KeyTable] | None = None  #: The rows of the key, by table; None where none is looked up
     is_whole: bool = True  #: Whether all that is retained of the key is shown
-    rows: ShownTable | None = None  #: The shard's; None if a key is looked up, or no shard has rows
+    rows: TextTable | None = None  #: The shard's; None if a key is looked up, or no shard has rows
     shard: int | None = None  #: The shard of these rows
     searched: int = 0  #: How many rows the filter has seen
     next: tuple[int, str | None] | None = None  #: Shard and row with which the next page begins
@@ -183,14 +183,14 @@ def _of_shards(query: StoredQuery, now: StoredOperator, view: RowsView, monotoni
     with_state = sorted({row.shard for rows in now.pointers.values() for row in rows if row.pointer is not None})
     waiting = [shard for shard in with_state if asked.shard is None or shard >= asked.shard]
     until_ms, searched = monotonic_ms() + _PATIENCE_MS, 0
-    shown: ShownTable | None = None
+    shown: TextTable | None = None
     after = asked.after if waiting and waiting[0] == asked.shard else None
     begun = waiting[0] if waiting else None
     while waiting:
         rows = shown.rows if shown else []
         part, after, seen = _of_shard(query, now, asked, table, (waiting[0], after), ROWS_MAX - len(rows))
         searched += seen
-        shown = ShownTable(table, part.columns, [*rows, *part.rows])
+        shown = TextTable(table, part.columns, [*rows, *part.rows])
         if after is None:
             del waiting[0]
         is_enough = len(shown.rows) >= ROWS_MAX or searched >= SEARCHED_MAX or monotonic_ms() >= until_ms
@@ -202,7 +202,7 @@ def _of_shards(query: StoredQuery, now: StoredOperator, view: RowsView, monotoni
 
 def _of_shard(
     query: StoredQuery, now: StoredOperator, asked: Asked, table: str, place: tuple[int, str | None], room: int
-) -> tuple[ShownTable, str | None, int]:
+) -> tuple[TextTable, str | None, int]:
     """Return a shard's next rows that fit, the last row before its next page or None, and how many were seen."""
     wanted, limit = asked.contains.casefold(), _READ_AT_ONCE if asked.contains else ROWS_MAX
     while True:
@@ -210,5 +210,5 @@ def _of_shard(
         part = shown_table(table, page.rows)
         found = [n for n, row in enumerate(part.rows) if any(wanted in (cell or "").casefold() for cell in row)]
         if len(found) <= room:
-            return ShownTable(table, part.columns, [part.rows[n] for n in found]), page.after, len(part.rows)
+            return TextTable(table, part.columns, [part.rows[n] for n in found]), page.after, len(part.rows)
         limit = found[room - 1] + 1  # read again, as only the end of what is read says where to go on

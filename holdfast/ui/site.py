@@ -44,7 +44,7 @@ from holdfast.spark_integration.client.messages import RecentBatch
 from holdfast.spark_integration.lookup.places import find_state_dir, location_of
 from holdfast.spark_integration.lookup.stored_query import StoredQuery, open_query
 from holdfast.spark_integration.shard.pointer_row import operator_of
-from holdfast.spark_integration.spark_state.query_location import BatchTimes
+from holdfast.spark_integration.spark_state.query_location import LoggedTimes
 from holdfast.ui.inquiry import Dated, Inquiry, Patience, answers
 from holdfast.ui.shards import RowCounter
 from holdfast.ui.survey import Survey, survey
@@ -73,7 +73,7 @@ _AT_ONCE = Patience(0)
 class Pointers:
     """A checkpoint location's content."""
 
-    log: tuple[BatchTimes, ...]  #: When the micro-batches that are logged were planned and committed, ascending
+    log: tuple[LoggedTimes, ...]  #: When the micro-batches that are logged were planned and committed, ascending
     #: The operators' directories that the pointers name, and the query of each by the pointers
     named: Mapping[str, str]
     query_id: str

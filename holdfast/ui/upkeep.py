@@ -28,7 +28,7 @@ SHARDS_MAX = 32
 READ_BYTES_MAX = 256 << 20
 VERIFY_MS = 8_000
 #: The default grace period of gc: 24 hours.
-GRACE_MS = 24 * 60 * 60_000
+GC_GRACE_MS = 24 * 60 * 60_000
 _OBJECTS_SHOWN = 50
 _IN_TIME = f"within the page's {VERIFY_MS // 1000} s"
 
@@ -143,7 +143,7 @@ def _plan(shard: int, folder: PrefixedStorage, *, retained: int, now_ms: int) ->
     try:
         listing = list_shard(folder)
         history = History(listing, Headers(folder))
-        planned = plan(history, needed_in_storage(retained, history), now_ms, GRACE_MS)
+        planned = plan(history, needed_in_storage(retained, history), now_ms, GC_GRACE_MS)
     except (InvalidArgumentError, UnavailableError):
         raise
     except HoldfastError as exc:

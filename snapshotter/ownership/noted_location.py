@@ -18,7 +18,7 @@ from typing import Annotated
 from holdfast.backends import stored_file
 from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError
 from holdfast.snapshotter.fence import Fence, looks
-from holdfast.snapshotter.fields import Fields, Stored, refuse_stray
+from holdfast.snapshotter.fields import QUERY_ID, Fields, Stored, refuse_stray
 from holdfast.snapshotter.ownership.query_origin import FOLDER
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.options import parse_url
@@ -28,15 +28,14 @@ KIND = "location"
 _PLAIN = r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]"
 _LOCATION = re.compile(_PLAIN + "{1,2048}")
 _HOST = re.compile(_PLAIN + "{0,255}")
-_ID = re.compile("[A-Za-z0-9-]{1,64}")
 
 
 @dataclass(frozen=True)
 class NotedLocation(Stored):
     """A query's checkpoint location, as the last run that knew it noted."""
 
-    state_id: Annotated[str, _ID]  #: The id in the query's pointers and records
-    query_id: Annotated[str, _ID]  #: Spark's id of the query: a clone's is another one
+    state_id: Annotated[str, QUERY_ID]  #: The id in the query's pointers and records
+    query_id: Annotated[str, QUERY_ID]  #: Spark's id of the query: a clone's is another one
     location: str  #: As Spark writes it
     host: Annotated[str, _HOST]  #: Of the driver, which a local path is a path of
 

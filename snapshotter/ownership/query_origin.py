@@ -21,7 +21,7 @@ from typing import Annotated
 
 from holdfast.backends import stored_file
 from holdfast.errors import ConflictError, NotFoundError
-from holdfast.snapshotter.fields import Fields, Stored, refuse_stray
+from holdfast.snapshotter.fields import QUERY_ID, Fields, Stored, refuse_stray
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
@@ -40,9 +40,8 @@ class QueryOrigin(Stored):
     """What a restored or cloned query began with."""
 
     query_id: str  #: Spark's id of the query
-    state_id: Annotated[
-        str, re.compile("[A-Za-z0-9-]{1,64}")
-    ]  #: The id in its pointers and records: its own, or for a clone that of the query which was cloned
+    #: The id in its pointers and records: its own, or a clone's original's
+    state_id: Annotated[str, QUERY_ID]
     #: Whose state it was, after which micro-batch; no query's if it was written for this one
     of_query: Annotated[str, re.compile("[A-Za-z0-9-]{0,64}")]
     batch_id: int

@@ -189,7 +189,7 @@ def needed_in_storage(retained: int, history: History) -> int:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CleanUpPlan:
     """What stays and what goes, each with its reason."""
 
     shard: str
@@ -201,7 +201,7 @@ class Plan:
     delete_bytes: int = 0
 
 
-def plan(history: History, needed: int, now_ms: int, grace_ms: int) -> Plan:
+def plan(history: History, needed: int, now_ms: int, grace_ms: int) -> CleanUpPlan:
     """Decide about each object of a shard. Raises `CorruptionError`, `NotFoundError`, `UnavailableError`."""
     shard = history.listing
     keep: dict[str, str] = {}
@@ -221,7 +221,7 @@ def plan(history: History, needed: int, now_ms: int, grace_ms: int) -> Plan:
             delete[stored.key] = _LEFT[stored.kind]
     for key in [key for key in delete if shard.objects[key].modified_ms > now_ms - grace_ms]:
         keep[key] = f"younger than the grace period; later: {delete.pop(key)}"
-    return Plan(
+    return CleanUpPlan(
         shard.prefix,
         needed,
         keep,
@@ -231,7 +231,7 @@ def plan(history: History, needed: int, now_ms: int, grace_ms: int) -> Plan:
     )
 
 
-def carry_out(shard: ObjectStorage, planned: Plan) -> None:
+def carry_out(shard: ObjectStorage, planned: CleanUpPlan) -> None:
     """Delete the objects of a plan; parts stay if a manifest could not be deleted, since it may name them."""
     for last in (False, True):
         keys = [key for key in planned.delete if (key in planned.parts) == last]
@@ -248,7 +248,7 @@ def run_retention(
     grace_ms: int = GRACE_MS,
     headers: Headers | None = None,
     new_id: Callable[[], str] = clock.new_id,
-) -> Plan:
+) -> CleanUpPlan:
     """Delete objects that no retained version needs; if a needed one is damaged or missing, raise and delete none."""
     probe = _put_probe(shard, new_id)
     listing = list_shard(shard)

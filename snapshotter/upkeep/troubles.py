@@ -14,7 +14,7 @@ If the storage itself is down, only logs have the failure.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from holdfast import clock
@@ -50,13 +50,7 @@ class Trouble(Stored, notice=True):
     in_a_row: int  #: Failures of one executor since its last success; of a micro-batch always 1
     host: str  #: Whose executor it was
     written_ms: int  #: When, by that host's clock, in ms since 1970
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Report(Trouble, notice=True):
-    """A stored failure."""
-
-    shard: str
+    shard: str  #: The prefix of its objects
 
 
 class Troubles:
@@ -72,9 +66,8 @@ class Troubles:
             self._shard.delete(older)
         text = str(error) if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
         text = text.encode(errors="backslashreplace").decode()  # a local path may be any bytes
-        trouble = Trouble(what, text[:_TEXT_MAX], in_a_row, host, now_ms)
-        data, _ = stored_file.encode(KIND, {"shard": self._shard.prefix, **asdict(trouble)})
-        self._shard.put(f"troubles/{what}-{clock.new_id()}", data)
+        trouble = Trouble(what, text[:_TEXT_MAX], in_a_row, host, now_ms, self._shard.prefix)
+        self._shard.put(f"troubles/{what}-{clock.new_id()}", stored_file.encode(KIND, trouble.to_json())[0])
 
 
 def _is_about(key: str, what: str) -> bool:
@@ -86,8 +79,8 @@ def _is_about(key: str, what: str) -> bool:
 def read_trouble(shard: PrefixedStorage, key: str) -> Trouble:
     """Return the report in an object. Raises `NotFoundError`, `CorruptionError`, `UnavailableError`."""
     source = f"{shard.url}/{key}"
-    found = _Report.decode(shard.get(key), KIND, source)
+    found = Trouble.decode(shard.get(key), KIND, source)
     match = NAME.fullmatch(key.rpartition("/")[2])
     if found.shard != shard.prefix or match is None or match[1] != found.what:
         refuse_stray(source, shard=found.shard, what=found.what)
-    return Trouble(found.what, found.error[:_TEXT_MAX], found.in_a_row, found.host, found.written_ms)
+    return replace(found, error=found.error[:_TEXT_MAX])

@@ -111,7 +111,7 @@ def _decimal_bytes(value: pa.Scalar) -> bytes:
 
 
 @dataclass(frozen=True)
-class Shards:
+class ShardRanges:
     """Stretches of shards, both ends included."""
 
     stretches: tuple[tuple[int, int], ...]

@@ -54,7 +54,7 @@ from holdfast.spark_integration.lookup.query_pointers import (
 )
 from holdfast.spark_integration.processor.state.variable_tables import find_shown
 from holdfast.spark_integration.shard.pointer_row import PointerRow, directory_of_query, operator_of
-from holdfast.spark_integration.spark_state.query_location import BatchTimes, LoggedBatch
+from holdfast.spark_integration.spark_state.query_location import LoggedBatch, LoggedTimes
 from holdfast.spark_integration.timers import is_by_time
 from holdfast.spark_integration.transport.routes import shards_of
 
@@ -222,7 +222,7 @@ class StoredQuery:
             directory: rows[0].query for names in by_name for of in names.values() for directory, rows in of.items()
         }
 
-    def times(self) -> list[BatchTimes]:
+    def times(self) -> list[LoggedTimes]:
         """Return when the logged micro-batches were planned and committed, ascending, even if incomplete."""
         return self._pointers.log.times()
 

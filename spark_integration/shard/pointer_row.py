@@ -22,11 +22,10 @@ from typing import Annotated, Any, NamedTuple
 
 from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, SchemaMismatchError
-from holdfast.snapshotter.fields import Fields, Stored
+from holdfast.snapshotter.fields import QUERY_ID, Fields, Stored
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 
 OPERATOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-QUERY_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 ROW_FORMAT = 1
 #: The one column. Of each column Spark generates code in every task, and binds it several times in every micro-batch.

@@ -31,11 +31,11 @@ from dataclasses import dataclass
 from pyspark import TaskContext
 
 from holdfast.settings import PREFIX, STORAGE_PREFIX, Settings
+from holdfast.snapshotter.fields import QUERY_ID
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import CREDENTIALS, parse_storage_options
 from holdfast.spark_integration.executor.processes import STORAGES, kept_per_process
-from holdfast.spark_integration.shard.pointer_row import QUERY_ID
 from holdfast.spark_integration.spark_versions import state_partitions
 
 #: Local properties that Spark sets: the id of the query, the number of the micro-batch.

@@ -52,9 +52,10 @@ from holdfast.errors import (
     StateLostError,
 )
 from holdfast.snapshotter.fence import looks
+from holdfast.snapshotter.fields import QUERY_ID
 from holdfast.snapshotter.ownership.claims import ALIVE_MS
 from holdfast.snapshotter.ownership.query_origin import QueryOrigin, find_origin
-from holdfast.snapshotter.sink_log import FOLDER, QUERY_ID, Entry, SinkLog, checked_sink
+from holdfast.snapshotter.sink_log import FOLDER, Entry, SinkLog, checked_sink
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.probe import probe_storage
 from holdfast.spark_integration.executor.processes import ProcessId, lives, place_of

@@ -169,7 +169,7 @@ class PlannedOffsets:
 
 
 @dataclass(frozen=True)
-class BatchTimes:
+class LoggedTimes:
     """When a micro-batch was planned and committed, by the clock of the store, in ms since 1970."""
 
     batch_id: int
@@ -207,10 +207,10 @@ class QueryLocation:
         """Return the numbers of the committed micro-batches that are still logged, ascending."""
         return sorted(self._numbers("commits/") & self._numbers("offsets/"))
 
-    def times(self) -> list[BatchTimes]:
+    def times(self) -> list[LoggedTimes]:
         """Return when the micro-batches that are still logged were planned and committed, ascending by number."""
         planned, committed = self._logged_ms("offsets/"), self._logged_ms("commits/")
-        return [BatchTimes(number, planned[number], committed.get(number)) for number in sorted(planned)]
+        return [LoggedTimes(number, planned[number], committed.get(number)) for number in sorted(planned)]
 
     def newest_planned(self) -> int | None:
         """Return the number of Spark's last planned micro-batch, committed or not; None if there is none."""

@@ -66,7 +66,7 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import Headers, list_state_dir
 from holdfast.snapshotter.version_reader import read_tables
 from holdfast.spark_integration.executor.takeover import own_directory
-from holdfast.spark_integration.lookup.keys import Shards, free_name, keys_of, parse_key, shown_columns
+from holdfast.spark_integration.lookup.keys import ShardRanges, free_name, keys_of, parse_key, shown_columns
 from holdfast.spark_integration.lookup.query_pointers import StoredOperator
 from holdfast.spark_integration.lookup.stored_query import opened_query
 from holdfast.spark_integration.processor.state.variable_tables import find_shown, grouping_columns
@@ -106,7 +106,7 @@ NAME = "holdfast"
 
 
 @dataclass(frozen=True)
-class Place:
+class StoragePlace:
     """A directory of savepoints, or a state directory, and what opens it."""
 
     url: str
@@ -115,11 +115,11 @@ class Place:
     def open(self) -> ObjectStorage:
         return open_storage(self.url, parse_storage_options(self.options))
 
-    def without_credentials(self) -> Place:
+    def without_credentials(self) -> StoragePlace:
         """Return the place without credentials, to send to tasks."""
         return replace(self, options={name: value for name, value in self.options.items() if name not in CREDENTIALS})
 
-    def in_task(self) -> Place:
+    def in_task(self) -> StoragePlace:
         """Return the place with the credentials that the running task has from its session."""
         return replace(self, options={**self.options, **session_values(CREDENTIALS)})
 
@@ -133,7 +133,7 @@ class ReadOptions:
     table: str = "state"  #: A state table, or the name of a processor's variable
     columns: tuple[str, ...] = ()  #: Those to show, in this order; all if there are none
     key: Mapping[str, Any] = field(default_factory=dict)  #: Read the rows of this key only; all if it is empty
-    shards: Shards | None = None  #: Read these only; None for all
+    shards: ShardRanges | None = None  #: Read these only; None for all
     state_dir: str | None = None  #: Of a query; None for a savepoint
     batch_id: int | None = None  #: The micro-batch, the last one of a change feed; None for the last committed one
     changes_from: int | None = None  #: Show what has changed since this micro-batch began; None for the state
@@ -167,7 +167,7 @@ class ReadOptions:
             values.get("table", values.get("statevarname", "state")),
             _columns(values["columns"]) if "columns" in values else (),
             parse_key(values["key"]) if "key" in values else {},
-            Shards.parse(values["shards"]) if "shards" in values else None,
+            ShardRanges.parse(values["shards"]) if "shards" in values else None,
             values.get("statedir"),
             _batch_id(values),
             changes_from,
@@ -320,14 +320,14 @@ class ShownTable:
 
 
 @dataclass(frozen=True)
-class Part(InputPartition):
+class ReadPart(InputPartition):
     """What a task reads: rows of one shard, whose keys have some hashes."""
 
     shard: int
     hashes: HashRange
 
 
-class Rows(NamedTuple):
+class ReadRows(NamedTuple):
     """Rows of a part."""
 
     run: Run
@@ -341,11 +341,11 @@ class ReadableTable(ABC):
     grouping: tuple[str, ...]  #: The key columns that the rows' hashes are of; none where that is not known
 
     @abstractmethod
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ReadPart]:
         """Return all parts."""
 
     @abstractmethod
-    def rows(self, part: Part) -> Iterator[Rows]:
+    def rows(self, part: ReadPart) -> Iterator[ReadRows]:
         """Read a part, in a task. Raises `HoldfastError`."""
 
     @abstractmethod
@@ -354,7 +354,7 @@ class ReadableTable(ABC):
 
 
 @dataclass(frozen=True)
-class PiecePart(Part):
+class PiecePart(ReadPart):
     """A piece of a savepoint."""
 
     piece: Piece
@@ -364,7 +364,7 @@ class PiecePart(Part):
 class SavedTable(ReadableTable):
     """A table of an operator in the savepoint `name`, which is in the directory `place`."""
 
-    place: Place
+    place: StoragePlace
     name: str
     operator: str
     schema: TableSchema
@@ -377,7 +377,7 @@ class SavedTable(ReadableTable):
         target, _, name = options.path.rstrip("/").rpartition("/")
         if not target or not name:
             raise InvalidArgumentError("load the path of a savepoint: its directory, a slash, and its name")
-        place = Place(target, options.storage)
+        place = StoragePlace(target, options.storage)
         with place.open() as storage:
             try:
                 savepoint = read_savepoint(storage, name)
@@ -393,21 +393,21 @@ class SavedTable(ReadableTable):
         grouping = grouping_columns(operator.tables, table)
         return cls(place, name, operator.name, operator.tables[table], grouping, tuple(operator.of_table(table)))
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ReadPart]:
         return [PiecePart(piece.shard, HashRange(piece.first_hash, piece.last_hash), piece) for piece in self.pieces]
 
-    def rows(self, part: Part) -> Iterator[Rows]:
+    def rows(self, part: ReadPart) -> Iterator[ReadRows]:
         assert isinstance(part, PiecePart)
         with self.place.in_task().open() as storage:
             folder = savepoint_folder(storage, self.name)
-            yield Rows(read_piece(folder, self.operator, part.piece, self.schema))
+            yield ReadRows(read_piece(folder, self.operator, part.piece, self.schema))
 
     def travelling(self) -> SavedTable:
         return replace(self, place=self.place.without_credentials(), pieces=())
 
 
 @dataclass(frozen=True)
-class ShardPart(Part):
+class ShardPart(ReadPart):
     """A shard at its pointer, in one of the operator's directories."""
 
     directory: str
@@ -418,7 +418,7 @@ class ShardPart(Part):
 class QueryTable(ReadableTable):
     """A table of a query's operator after a micro-batch, or its changes."""
 
-    place: Place  #: Of the state directory
+    place: StoragePlace  #: Of the state directory
     #: By directory all tables that the state may hold, with all their columns
     held: Mapping[str, Mapping[str, TableSchema]] = field(repr=False)
     names: Mapping[str, Names] = field(repr=False)  #: By directory under which names the table's columns are stored
@@ -432,7 +432,7 @@ class QueryTable(ReadableTable):
         """Return the table that options name. Raises `InvalidArgumentError`, `NotFoundError`, `CorruptionError`."""
         if options.operator is None or options.state_dir is None:
             raise InvalidArgumentError("a query's state needs the options operator and stateDir: see holdfast.state")
-        place = Place(options.state_dir, options.storage)
+        place = StoragePlace(options.state_dir, options.storage)
         with opened_query(options.path, place.url, parse_storage_options(options.storage)) as query:
             operator = query.operator(options.operator, options.batch_id)
         with place.open() as storage:
@@ -459,31 +459,31 @@ class QueryTable(ReadableTable):
             ),
         )
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ReadPart]:
         return [part for part in self.shards if self.changes_from is None or _version(part.at) > self.changes_from]
 
-    def rows(self, part: Part) -> Iterator[Rows]:
+    def rows(self, part: ReadPart) -> Iterator[ReadRows]:
         assert isinstance(part, ShardPart)
         with self.place.in_task().open() as storage:
             yield from self._live(storage, part) if self.changes_from is None else self._changes(storage, part)
 
-    def _live(self, storage: ObjectStorage, part: ShardPart) -> Iterator[Rows]:
+    def _live(self, storage: ObjectStorage, part: ShardPart) -> Iterator[ReadRows]:
         assert part.at.pointer is not None
         with own_directory(local_dir_of_session()) as home:
             prefix, held = shard_prefix(part.directory, part.shard), self.held[part.directory]
             log = ObjectCommitLog(storage, prefix, held, io_executor(), home, carried=dict(part.at.carried_commits))
             rows = read_tables(log, part.at.pointer, [self.schema.name])
         for run in rows.values():
-            yield Rows(under_names(run, self.schema, self.names[part.directory]))
+            yield ReadRows(under_names(run, self.schema, self.names[part.directory]))
 
-    def _changes(self, storage: ObjectStorage, part: ShardPart) -> Iterator[Rows]:
+    def _changes(self, storage: ObjectStorage, part: ShardPart) -> Iterator[ReadRows]:
         assert self.changes_from is not None
         held = self.held[part.directory][self.schema.name]
         for commit in _commits_after(storage, part, held, self.changes_from):
             run = commit.run_of(held)
             if run is not None:
                 # Micro-batch b commits version b + 1.
-                yield Rows(under_names(run, self.schema, self.names[part.directory]), commit.pointer.version - 1)
+                yield ReadRows(under_names(run, self.schema, self.names[part.directory]), commit.pointer.version - 1)
 
     def travelling(self) -> QueryTable:
         return replace(self, place=self.place.without_credentials(), shards=())
@@ -582,7 +582,7 @@ class StateSource(DataSource):
 class TableReader(DataSourceReader):
     """Reads the parts of a table, of some `shards` or one `key` if not None; travels to the executors."""
 
-    def __init__(self, table: ReadableTable, shown: ShownTable, shards: Shards | None, key: Keys | None) -> None:
+    def __init__(self, table: ReadableTable, shown: ShownTable, shards: ShardRanges | None, key: Keys | None) -> None:
         wanted = None if key is None else HashRange(*[int(key.hashes[0])] * 2)
         self._parts = [
             part
@@ -600,7 +600,7 @@ class TableReader(DataSourceReader):
         return list(self._parts)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, Part):  # Spark's own, where there is no part
+        if not isinstance(partition, ReadPart):  # Spark's own, where there is no part
             return
         for run, batch_id in self._table.rows(partition):
             yield from self._shown.batches(_of_key(run, self._key), partition.shard, batch_id)

@@ -22,8 +22,8 @@ from holdfast.backends import stored_file
 from holdfast.backends.schema import decode_schema, encode_schema
 from holdfast.errors import ConflictError, CorruptionError, NotFoundError, SchemaMismatchError, StateLostError
 from holdfast.snapshotter.fence import Fence, key_of, looks
-from holdfast.snapshotter.fields import Fields
-from holdfast.snapshotter.sink_log import QUERY_ID, SINK
+from holdfast.snapshotter.fields import QUERY_ID, Fields
+from holdfast.snapshotter.sink_log import SINK
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options

@@ -6,26 +6,26 @@ from collections.abc import Sequence
 
 import pytest
 
-from holdfast.health import Health, Report, Run, Signs, Verdict, health_of, judge, runs_of
+from holdfast.health import Health, QueryRun, Report, Signs, Verdict, health_of, judge, runs_of
 from holdfast.snapshotter.ownership.claims import Claim, ClaimingRun
 from holdfast.spark_integration.client.messages import RecentBatch
-from holdfast.spark_integration.spark_state.query_location import BatchTimes
+from holdfast.spark_integration.spark_state.query_location import LoggedTimes
 
 NOW = 1_800_000_000_000
 S, MIN, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
 
 
-def log(ends_ms: int, count: int = 30, every_ms: int = 10 * S, takes_ms: int = 2 * S) -> list[BatchTimes]:
+def log(ends_ms: int, count: int = 30, every_ms: int = 10 * S, takes_ms: int = 2 * S) -> list[LoggedTimes]:
     """Return micro-batches of an even rhythm, the last of which was planned at a time."""
     first = ends_ms - (count - 1) * every_ms
-    return [BatchTimes(n, first + n * every_ms, first + n * every_ms + takes_ms) for n in range(count)]
+    return [LoggedTimes(n, first + n * every_ms, first + n * every_ms + takes_ms) for n in range(count)]
 
 
-def run(started_ms: int, seen_ms: int, batch_id: int | None = None, has_ended: bool | None = None) -> Run:
-    return Run(f"run-{started_ms}", started_ms, seen_ms, batch_id, has_ended)
+def run(started_ms: int, seen_ms: int, batch_id: int | None = None, has_ended: bool | None = None) -> QueryRun:
+    return QueryRun(f"run-{started_ms}", started_ms, seen_ms, batch_id, has_ended)
 
 
-def hourly(count: int, last_ms: int, has_ended: bool | None = None) -> tuple[Run, ...]:
+def hourly(count: int, last_ms: int, has_ended: bool | None = None) -> tuple[QueryRun, ...]:
     """Return runs of a minute each hour, the last of which began at a time."""
     return tuple(run(last_ms - n * HOUR, last_ms - n * HOUR + MIN, 100 - n, has_ended) for n in reversed(range(count)))
 
@@ -45,7 +45,7 @@ def test_a_query_at_work_runs_since_its_start() -> None:
     found = judge(Signs((begun,), log=tuple(times)), NOW)
     assert (found.state, found.since_ms) == ("running", NOW - HOUR)
     assert found.why == "Micro-batch 29 was committed 3 s ago."
-    planned = judge(Signs((begun,), log=(*times, BatchTimes(30, NOW - S, None))), NOW)
+    planned = judge(Signs((begun,), log=(*times, LoggedTimes(30, NOW - S, None))), NOW)
     assert (planned.state, planned.why) == ("running", "Micro-batch 30 is at work, planned 1 s ago.")
 
 
@@ -83,7 +83,7 @@ def test_a_query_written_67_days_ago_is_stale_and_says_how_that_is_known() -> No
 
 def test_a_process_that_still_runs_is_told() -> None:
     """It may have no input, be stopped in a notebook, or hang: stale, and the planned micro-batch is named."""
-    times = (*log(NOW - HOUR), BatchTimes(30, NOW - 50 * MIN, None))
+    times = (*log(NOW - HOUR), LoggedTimes(30, NOW - 50 * MIN, None))
     found = judge(Signs((run(NOW - DAY, NOW - 50 * MIN, 30, has_ended=False),), log=times), NOW)
     assert found.state == "stale"
     assert "its process on this machine still runs" in found.why
@@ -96,7 +96,7 @@ def test_a_query_whose_processes_have_ended_is_stopped_at_once() -> None:
     found = judge(Signs((ended,), log=tuple(log(NOW - 5 * S))), NOW)
     assert (found.state, found.since_ms) == ("stopped", NOW - 3 * S)
     assert "its processes on this machine have ended" in found.why
-    midway = judge(Signs((ended,), log=(*log(NOW - 15 * S), BatchTimes(30, NOW - 5 * S, None))), NOW)
+    midway = judge(Signs((ended,), log=(*log(NOW - 15 * S), LoggedTimes(30, NOW - 5 * S, None))), NOW)
     assert midway.state == "stopped"
     assert "Micro-batch 30 is planned and not committed. The next start runs it again." in midway.why
 
@@ -122,7 +122,7 @@ def test_a_run_each_hour_of_a_micro_batch_or_two(batches: int, silent_ms: int, s
     """What is between two runs is a pause, also where each has no more to do: no trigger of an hour."""
     runs = hourly(8, NOW - silent_ms - MIN)
     planned = [one.started_ms + n * 10 * S for one in runs for n in range(batches)]
-    times = tuple(BatchTimes(n, at_ms, at_ms + 4 * S) for n, at_ms in enumerate(planned))
+    times = tuple(LoggedTimes(n, at_ms, at_ms + 4 * S) for n, at_ms in enumerate(planned))
     assert judge(Signs(runs, log=times), NOW).state == state
 
 
@@ -141,7 +141,7 @@ def test_a_clock_that_is_ahead_makes_no_time_negative() -> None:
     """The store's: its objects are of the future. A copied location has the times of copying, commits before plans."""
     ended = run(NOW - DAY, NOW + 5 * S, 29, has_ended=True)
     assert judge(Signs((ended,)), NOW).why.startswith("Last seen at work now, according to its claim")
-    copied = tuple(BatchTimes(n, NOW, NOW - S) for n in range(10))
+    copied = tuple(LoggedTimes(n, NOW, NOW - S) for n in range(10))
     assert figures(Signs(log=copied))["A micro-batch takes"][0] == "unknown"
 
 
@@ -160,7 +160,7 @@ def test_the_newest_run_is_the_one_that_the_store_saw_last() -> None:
 def test_one_run_a_day_is_told_by_sparks_log() -> None:
     """Claims tell of a day, so that two are known at most; the log has a hundred micro-batches."""
     days = [one for n in range(6) for one in log(NOW - (6 - n) * DAY + 4 * HOUR, 3, 30 * S)]
-    times = tuple(BatchTimes(n, one.planned_ms, one.committed_ms) for n, one in enumerate(days))
+    times = tuple(LoggedTimes(n, one.planned_ms, one.committed_ms) for n, one in enumerate(days))
     last = (run(NOW - 20 * HOUR, NOW - 20 * HOUR + MIN, 15),)
     assert judge(Signs(last, log=times), NOW).state == "stopped"
     assert judge(Signs(last, log=times), NOW + 2 * DAY).state == "stale"
@@ -252,22 +252,22 @@ def test_what_is_not_known_is_unknown() -> None:
     assert "query.lastProgress" in found["Input left"][1]
     begun = figures(Signs(measured=live([7])))
     assert begun["Rows a second"] == ("unknown", "this machine's servers know fewer than two micro-batches")
-    named = figures(Signs(log=(BatchTimes(0, NOW - S, None),)))
+    named = figures(Signs(log=(LoggedTimes(0, NOW - S, None),)))
     assert named["Micro-batches a minute"] == ("unknown", "fewer than two consecutive ones are known")
     assert named["A micro-batch takes"] == ("unknown", "Spark's log has no committed one")
-    only = figures(Signs(log=(BatchTimes(0, NOW - 5 * S, NOW - S),)))
+    only = figures(Signs(log=(LoggedTimes(0, NOW - 5 * S, NOW - S),)))
     assert only["A micro-batch takes"] == ("4 s", "from plan to commit, in Spark's log")
 
 
 def test_a_pause_is_no_part_of_the_pace() -> None:
     """A query that ran yesterday evening and goes on this morning has the pace of this morning."""
-    times = (*log(NOW - 12 * HOUR, 10), *(BatchTimes(10 + n, NOW - (6 - n) * 20 * S, NOW) for n in range(6)))
+    times = (*log(NOW - 12 * HOUR, 10), *(LoggedTimes(10 + n, NOW - (6 - n) * 20 * S, NOW) for n in range(6)))
     assert figures(Signs(log=times))["Micro-batches a minute"][0] == "3.0"
 
 
 def test_micro_batches_without_rest_and_what_is_planned_are_told() -> None:
     """Its trigger is too short, or it has none; a planned micro-batch is the input that is known to be left."""
-    times = (*log(NOW - 12 * S, every_ms=10 * S, takes_ms=9_800), BatchTimes(30, NOW - 2 * S, None))
+    times = (*log(NOW - 12 * S, every_ms=10 * S, takes_ms=9_800), LoggedTimes(30, NOW - 2 * S, None))
     found = figures(Signs(log=times))
     assert "back to back" in found["A micro-batch takes"][1]
     assert found["Input left"] == ("micro-batch 30", "planned and not committed, in Spark's log")
@@ -281,7 +281,7 @@ def test_rare_micro_batches_are_one_in_so_long() -> None:
 def test_what_passed_between_a_restore_and_the_first_start_is_no_part_of_the_pace() -> None:
     """A restored location has one micro-batch from before any start: nobody knows a rhythm yet."""
     begun = run(NOW - 20 * S, NOW - 9 * S, 8)
-    times = (BatchTimes(7, NOW - 3 * HOUR, NOW - 3 * HOUR), BatchTimes(8, NOW - 15 * S, NOW - 12 * S))
+    times = (LoggedTimes(7, NOW - 3 * HOUR, NOW - 3 * HOUR), LoggedTimes(8, NOW - 15 * S, NOW - 12 * S))
     unknown = ("unknown", "fewer than two consecutive ones are known")
     assert figures(Signs((begun,), log=times))["Micro-batches a minute"] == unknown
     assert judge(Signs((begun,), log=times), NOW + HOUR).state == "stale"

@@ -14,7 +14,7 @@ from typing import Any
 from flask.testing import FlaskClient
 
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration.spark_state.query_location import BatchTimes
+from holdfast.spark_integration.spark_state.query_location import LoggedTimes
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from holdfast.ui.app import make_app
 from holdfast.ui.command import make_server
@@ -39,12 +39,12 @@ class Stored:
     reads: int = 0
     batch_id: int = 0
     query_id: str = "query-1"
-    log: list[BatchTimes] | None = None
+    log: list[LoggedTimes] | None = None
     answers: threading.Event = field(default_factory=_answered)
     is_closed: threading.Event = field(default_factory=threading.Event)
 
-    def times(self) -> list[BatchTimes]:
-        return self.log or [BatchTimes(self.batch_id, 1_000, 2_000)]
+    def times(self) -> list[LoggedTimes]:
+        return self.log or [LoggedTimes(self.batch_id, 1_000, 2_000)]
 
     def batches(self) -> list[int]:
         return [self.batch_id]

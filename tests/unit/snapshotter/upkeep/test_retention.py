@@ -24,8 +24,8 @@ from holdfast.snapshotter.upkeep.catalogue import (
 )
 from holdfast.snapshotter.upkeep.retention import (
     GRACE_MS,
+    CleanUpPlan,
     History,
-    Plan,
     carry_out,
     needed_in_storage,
     plan,
@@ -52,12 +52,12 @@ def shard(storage: TimedStorage) -> ShardHistory:
     return ShardHistory(storage)
 
 
-def clean(storage: ObjectStorage, at: Version, retained: int = 5, **more: object) -> Plan:
+def clean(storage: ObjectStorage, at: Version, retained: int = 5, **more: object) -> CleanUpPlan:
     """Clean up as the background does, when the query has accepted a version."""
     return run_retention(PrefixedStorage(storage, PREFIX), at.pointer, at.chain, retained=retained, **more)  # type: ignore[arg-type]
 
 
-def planned_by_command(storage: ObjectStorage, now_ms: int, retained: int = 5) -> Plan:
+def planned_by_command(storage: ObjectStorage, now_ms: int, retained: int = 5) -> CleanUpPlan:
     shard = PrefixedStorage(storage, PREFIX)
     history = History(list_shard(shard), Headers(shard))
     return plan(history, needed_in_storage(retained, history), now_ms, DAY_MS)

@@ -21,12 +21,13 @@ from pyspark.sql.types import StructType
 from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError, SchemaMismatchError
 from holdfast.settings import Settings
+from holdfast.snapshotter.fields import QUERY_ID
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.hosts.host import POINTER_SCHEMA
 from holdfast.spark_integration.shard import task, timeout
 from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput
-from holdfast.spark_integration.shard.pointer_row import POINTER_STATE, QUERY_ID, PointerRow
+from holdfast.spark_integration.shard.pointer_row import POINTER_STATE, PointerRow
 from holdfast.spark_integration.shard.task import StreamingTask
 from holdfast.spark_integration.shard.timeout import set_shard_timeout, timeout_of
 from holdfast.spark_integration.sinks.files.location import storage_of

@@ -25,12 +25,12 @@ from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.spark_types import arrow_schema, spark_type
 from holdfast.spark_integration.state_source import source
 from holdfast.spark_integration.state_source.source import (
-    Place,
     QueryTable,
     ReadOptions,
     ShardPart,
     ShownTable,
     StateSource,
+    StoragePlace,
     TableReader,
     columns_option,
     storage_options,
@@ -225,7 +225,7 @@ def killed_reading(state_dir: Path, local: Path) -> None:
     source.read_tables = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment, return-value]
     part = ShardPart(0, HashRange.of_shard(0, 1), "totals", ROW)
     held, names = {"totals": {"state": QUERY_STATE}}, {"totals": {"n": "n"}}
-    table = QueryTable(Place(str(state_dir), {}), held, names, QUERY_STATE, ("user",), None, (part,))
+    table = QueryTable(StoragePlace(str(state_dir), {}), held, names, QUERY_STATE, ("user",), None, (part,))
     reader = TableReader(table, ShownTable.of(QUERY_STATE), None, None)
     list(reader.read(reader.partitions()[0]))
 
