@@ -354,8 +354,7 @@ def _copy_operators(
     rows = {directory: of for step in steps for directory, of in step.pointers.items()}
     if "" in rows:
         raise InvalidArgumentError(
-            "the query has state that is not durable, because it runs without spark.holdfast.state.dir: it "
-            "cannot be copied",
+            "the query runs without spark.holdfast.state.dir, so its state is not durable and cannot be copied",
             query=query_id,
         )
     records = {directory: read_operator(storage, directory) for directory in sorted(rows)}

@@ -169,8 +169,7 @@ def _healths(
     """Return the queries' health. Raises `InvalidArgumentError` if a log is another query's."""
     if elsewhere := logs.keys() - by_query.keys():
         raise InvalidArgumentError(
-            "no operator that is shown belongs to the query of that checkpoint location: give the state directory that "
-            "it uses, and no --operator of another query",
+            "no operator that is shown belongs to the query there: give its state directory, and no other --operator",
             query=next(iter(elsewhere)),
             queries=", ".join(sorted(by_query)),
         )

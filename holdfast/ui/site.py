@@ -311,8 +311,8 @@ class Assignment:
             str(error) for one in lies.values() if (error := one if isinstance(one, HoldfastError) else one.error)
         ]
         elsewhere = (
-            "no state directory that was named holds the state of this query: name the one that it uses "
-            f"(spark.holdfast.state.dir), which has the operator {', '.join(sorted(named))}"
+            "no state directory that was named has this query's state: name its spark.holdfast.state.dir, "
+            f"which has the operator {', '.join(sorted(named))}"
         )
         return Awaited(self._query.location, failed[-1] if failed else elsewhere, is_wrong=True)
 

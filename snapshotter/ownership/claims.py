@@ -355,8 +355,7 @@ class Claims:
 
     def _fenced(self, newest: Claim) -> FencedError:
         return FencedError(
-            "a newer run of this query has taken over its state, so this one stops: let only one application use a "
-            "checkpoint location",
+            "a newer run of this query has taken over: run a checkpoint location in one application only",
             **self._where,
             query=self._me.query_id,
             run=self._mine.run_id,

@@ -260,8 +260,7 @@ class Making:
         missing = next((key for key, size_bytes in sizes.items() if found.get(key) != size_bytes), None)
         if missing is not None:
             raise ConflictError(
-                "another process has deleted this savepoint meanwhile, or made one of its name: make it "
-                "again, under another name",
+                "another process has deleted this savepoint, or made one of its name: use another name",
                 name=self.folder.prefix,
                 missing=missing,
             )

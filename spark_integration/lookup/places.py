@@ -43,6 +43,7 @@ _DESCRIBED_MAX = 20
 _IS_RECORD = re.compile(r"[^/]+/operator")
 _NAME_IT = "name the state directory with --state-dir, or as the argument state_dir"
 _NAME_LOCATION = "name the query's checkpointLocation in place of the state directory"
+_NOTED = "the checkpointLocation that the state directory notes"
 
 
 def places_of(
@@ -109,8 +110,7 @@ def location_of(noted: NotedLocation, states: ObjectStorage, options: Mapping[st
         place = place._replace(authority="")
     if place.scheme != "file" and place.store != home.store:
         raise NotFoundError(
-            "the checkpointLocation that the state directory notes is on another store, which is not opened unasked: "
-            f"if it is right, {_NAME_LOCATION}",
+            f"{_NOTED} is on another store, which is not opened unasked: if it is right, {_NAME_LOCATION}",
             **facts,
         )
     with open_storage(str(place), options) as location:
@@ -124,25 +124,22 @@ def _require_agreement(
     query = QueryLocation(location)
     if query.find_id() != noted.query_id:
         raise NotFoundError(
-            "the query is not at the checkpointLocation that the state directory notes: it was moved or deleted, or is "
-            f"on another machine; {_NAME_LOCATION}",
+            f"{_NOTED} lacks the query: it was moved or deleted, or is on another machine; {_NAME_LOCATION}",
             **facts,
         )
     try:
         newest = _newest_of(location)
     except (InvalidArgumentError, NotFoundError) as exc:
         raise NotFoundError(
-            "nothing at the checkpointLocation that the state directory notes tells whose state it has; name both: "
-            f"{exc.message}",
+            f"{_NOTED} does not tell whose state it has; name both: {exc.message}",
             **facts,
         ) from exc
     assert newest.state_dir is not None
     assert newest.directory is not None
     if newest.query != noted.state_id or not _is_same(newest.state_dir, states.url):
         raise NotFoundError(
-            "the query at the checkpointLocation that the state directory notes has its state elsewhere, as its "
-            "pointers say: if this directory was moved or copied, name the location, and this directory with "
-            "--state-dir or as the argument state_dir",
+            f"{_NOTED} leads to a query that has its state elsewhere, as its pointers say: if this directory was moved "
+            "or copied, name the location, and this directory with --state-dir or as the argument state_dir",
             **facts,
             state_dir=newest.state_dir,
         )
@@ -151,8 +148,8 @@ def _require_agreement(
     planned = query.newest_planned()
     if claimed is not None and (planned is None or planned < claimed):
         raise NotFoundError(
-            "the query was at a later micro-batch than any at the checkpointLocation that the state directory notes: "
-            f"it has gone on in a copy of that, or was taken back; {_NAME_LOCATION}",
+            f"the query was at a later micro-batch than any there ({_NOTED}): it continued in a copy of that, or was "
+            f"rolled back; {_NAME_LOCATION}",
             **facts,
             planned=planned,
             at_work=claimed,

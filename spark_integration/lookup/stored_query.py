@@ -431,8 +431,8 @@ class StoredQuery:
                 return found
         known = sorted({one for held in all_held for one in self._rows_by_name(held)})
         raise NotFoundError(
-            "the query's checkpoint location holds no pointers to state of such an operator: check its name, and that "
-            f"the operator has had rows{did_you_mean(name, known)}",
+            f"the query has no state of such an operator: check its name, and that it has had rows"
+            f"{did_you_mean(name, known)}",
             operator=name,
             operators=", ".join(known) or "none",
             location=self._pointers.url,

@@ -275,8 +275,7 @@ def require_readable(checkpoint_location: str) -> None:
     )
     if escaped:
         raise InvalidArgumentError(
-            "Spark cannot read the state of a query whose checkpointLocation has such characters: name it through a "
-            "symbolic link without them, or mount the directory under another name",
+            "Spark reads no state below a checkpointLocation that has such characters: name it through a symbolic link",
             checkpoint_location=checkpoint_location,
             characters=escaped,
         )

@@ -76,8 +76,7 @@ def state_of_stub(stub: ObjectStorage, location: ObjectStorage, conf: Mapping[st
     differ = sorted(name for name, value in conf.items() if stub_conf.get(name) != value)
     if differ:
         raise InvalidArgumentError(
-            "this Spark does not pin all settings that the savepoint pins: restore with the release of Spark that made "
-            "it, or a later one",
+            "this Spark lacks settings that the savepoint pins: restore with the release that made it, or a later one",
             settings=", ".join(differ),
         )
     for info in stub.list(_STATE):

@@ -183,10 +183,7 @@ def configured(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
     """Return the settings and options of a session that needs a state directory."""
     settings, options = settings_of(spark)
     if settings.state_dir is None:
-        raise InvalidArgumentError(
-            "no state directory is set: set spark.holdfast.state.dir to the one that has, or will get, the query's "
-            "state"
-        )
+        raise InvalidArgumentError("no state directory is set: set spark.holdfast.state.dir to the query's")
     return settings, options
 
 

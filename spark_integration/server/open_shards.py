@@ -227,8 +227,7 @@ def _close_if_other(slot: _Slot, address: ShardAddress) -> None:
         lambda: not slot.users or not slot.is_other(address), REPLACE_WITHIN_SECONDS
     ):
         raise UnavailableError(
-            "the shard is still used as it was before its tables, options or directory changed: stop the other "
-            "query that uses it",
+            "another query uses the shard with other tables, options or in another directory: stop that query",
             directory=address.directory,
         )
     if slot.is_other(address):

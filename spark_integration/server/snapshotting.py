@@ -282,8 +282,7 @@ def _held(lock: threading.Lock, message: Committed) -> Iterator[None]:
     """Hold a shard's lock for the context; raise `UnavailableError` if its snapshot takes too long."""
     if not lock.acquire(timeout=BUSY_SECONDS):
         raise UnavailableError(
-            f"another snapshot of this shard has taken more than {BUSY_SECONDS:.0f} s so far: the storage is slow, "
-            "or does not answer",
+            f"another snapshot of this shard has taken {BUSY_SECONDS:.0f} s so far: the storage is slow, or hangs",
             shard=message.prefix,
         )
     try:

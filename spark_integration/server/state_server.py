@@ -176,8 +176,7 @@ def _tidy_up_until_the_end(
             return True
         if not local_dirs.is_found(executor_directory, socket, lock):
             _log.warning(
-                "this server ends, because its lock or socket was removed; the next task starts another: keep "
-                "other programs from cleaning %s",
+                "this server's lock or socket was removed, so it ends: keep other programs from cleaning %s",
                 executor_directory,
             )
             return False
@@ -239,8 +238,7 @@ def _take_memory_limit(executor: ProcessId) -> None:
     except (ValueError, OSError):
         if limit != resource.RLIM_INFINITY:
             _log.warning(
-                "the address space of this process is limited to %d MB: unset spark.executor.pyspark.memory, which "
-                "Python workers hand down to their state server, or its state may not fit",
+                "this process may use only %d MB of address space: unset spark.executor.pyspark.memory",
                 limit >> 20,
             )
 

@@ -235,7 +235,7 @@ def test_a_query_of_another_directory(query: Lab, tmp_path: Path) -> None:
     with open_storage(str(tmp_path / "other")) as storage:
         put_record(storage, "totals")
     with (
-        pytest.raises(NotFoundError, match="no state directory that was named holds the state of this query"),
+        pytest.raises(NotFoundError, match="no state directory that was named has this query's state"),
         opened(tmp_path / "other", query.folder / "query"),
     ):
         pass

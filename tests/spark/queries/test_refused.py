@@ -341,9 +341,7 @@ def test_reading_state_of_another_query(lab: Lab) -> None:
     lab.feed([("a", 1)])
     lab.run(lab.totals())
     lab.run(lab.totals(name="others"), query="other-query")
-    with pytest.raises(
-        NotFoundError, match=r"no pointers to state of such an operator.* operator=totals operators=others"
-    ):
+    with pytest.raises(NotFoundError, match=r"no state of such an operator.* operator=totals operators=others"):
         lab.state("totals", query="other-query")
 
 

@@ -116,7 +116,7 @@ def test_what_cannot_be_is_said(lab: Lab) -> None:
         return holdfast.state(lab.spark, lab.folder / "query", operator, **options)
 
     refused: list[tuple[type[Exception], str, dict[str, Any]]] = [
-        (NotFoundError, "no pointers to state of such an operator.*did you mean 'totals'", {"operator": "total"}),
+        (NotFoundError, "no state of such an operator.*did you mean 'totals'", {"operator": "total"}),
         (NotFoundError, "Spark has purged it", {"batchId": 7}),
         (InvalidArgumentError, "a number, 0 or more", {"batchId": -1}),
         (InvalidArgumentError, "need readChangeFeed", {"changeStartBatchId": 1}),
