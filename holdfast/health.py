@@ -19,9 +19,6 @@ The signs and their sources, none of which needs the query to answer::
                         shard-…/troubles/…      what failed
     checkpointLocation  offsets/, commits/      when each retained micro-batch was planned and committed
     this machine        the processes of runs; state servers, which remember the rows of the last micro-batches
-
-A claim, renewed every two minutes while micro-batches run, shows little more than that; Spark's log is exact. This
-module words numbers and times for the commands and the page.
 """
 
 from __future__ import annotations

@@ -7,14 +7,10 @@
     Spark's state, logs and positions            driver                  checkpoint location of the clone
     metadata, with an id of its own              driver                  last
 
-Pointers are in Spark's state, which only Spark writes, and name the query and the operator's directory. So a
-clone keeps both: its state directory is another one, and in it the clone writes under the original's id, which
-`holdfast.snapshotter.ownership.query_origin` tells its new shards. The clone never names the original's locations.
-
-Names of objects say nothing of the state directory or the query, so they stay as they are. Copied are the commits and
-snapshots up to the version, whether it builds on them or not: so the clone can bypass a damaged snapshot, and knows the
-clean-ups, as the original does. What the version builds on is checked, byte by byte, and so are the parts of all
-snapshots: one with a damaged part is left out. Later versions, and attempts that Spark did not accept, are left out.
+Pointers are in Spark's state, which only Spark writes, and name the query and the operator's directory. So a clone
+keeps both, in another state directory, and writes there under the original's id, which
+`holdfast.snapshotter.ownership.query_origin` tells its new shards. Copied are the commits and snapshots up to the
+version; what it builds on is checked, byte by byte.
 
 Of Spark's checkpoint location it copies, while the query may run::
 
@@ -23,8 +19,6 @@ Of Spark's checkpoint location it copies, while the query may run::
     state/<operator>/<partition>/8.zip     up to the version after it; files without a version, all
     state/<operator>/_metadata/v2/4        up to the micro-batch
     metadata                               not copied: the clone has an id of its own
-
-State is copied unchanged, that of Spark's own operators, too. Only paths of files in Spark's metadata are changed.
 
 **Rescale**: a savepoint that nobody keeps, and its restore with other numbers of shards.
 
@@ -45,9 +39,6 @@ Invariants of draining
 * **no input**: the trigger runs what is planned and plans nothing.
 * **again**: the plan is the same each time. What was stopped half-way goes on in the same copy, as long as the query
   itself has planned nothing more; what was done is repeated, and shown no second time.
-
-Source: Spark 4.3's ``HDFSBackedStateStoreProvider``, ``RocksDBFileManager``, ``OperatorStateMetadata``, and locations
-that it wrote.
 """
 
 from __future__ import annotations

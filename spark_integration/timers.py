@@ -8,9 +8,8 @@ A table's rows are sorted by a 64-bit hash; `Timers` keep the due time in the ha
     0x800001…90          "ann"      0x01…
     0x800001…90          "bob"      0x1f…            ← due at the same time: by key
 
-So due timers form one range at the beginning, and firing cost depends on due timers, not on registered ones. A key may
-have any number of timers at different times. Timers that fire are deleted, and a backend may have to skip deleted rows:
-a caller that knows when no earlier timer exists passes that time to avoid this.
+So firing costs by due timers, not by registered ones. A backend may have to skip deleted timers: a caller that knows
+when no earlier timer exists passes that time.
 
 `KeyTimers` keep at most one timer per key, in two tables: `timers` by key, so that a new timer finds the old one, and
 `timers_by_due` by time. A key with a timer need not have state. The column of `timers` is named after the clock: an

@@ -3,9 +3,6 @@
 Spark takes ``PYSPARK_PYTHON``, or else the ``python3`` of the PATH, unless a setting of the session names another. A
 program that an IDE, cron or ``venv/bin/python app.py`` starts has an environment that is not on the PATH, so that its
 tasks fail, each with a page of Java: without PySpark in that ``python3``, the worker does not even start.
-
-Only a local master is looked at. The executors of a cluster may run another Python than the driver's machine has, and
-so may a server of Spark Connect.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A store's latest answer, refreshed now and then: no view waits for a store that does not answer.
 
-Asking costs requests, and a large directory takes long to list. So an answer serves all readers for some seconds; the
-longer it took, the longer it is shown. Later readers get the old answer, with its age, while the store is asked again.
-An unwatched page asks nothing, and a hanging store holds one thread per inquiry.
+An answer serves all readers for some seconds, longer if it took longer. Later readers get the old answer, with its age,
+while the store is asked again; a hanging store holds one thread per inquiry.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A page holds `ROWS_MAX` rows, or `HISTORY_MAX` versions of a key. With a filter it looks through `SEARCHED_MAX` rows at
 most, and the next page continues after them: so each answer is bounded, whatever the state's size.
 
-Values of any type are shown as text. A query's users wrote them, so long text is cut, control characters and bytes that
-are not text become escapes, and the page's templates escape markup.
+Values are shown as text: long ones are cut, control characters and bytes that are not text become escapes, and the
+page's templates escape markup.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """An operator's shards as a heat map, and how uneven they are; and one shard's versions and snapshots.
 
-A map has at most `CELLS_MAX` cells. With more shards, a cell covers consecutive ones, and opens their map. So ten
-thousand shards are as fast and readable as ten. A cell's colour is that of its greatest shard: equal shards look equal,
-however many a cell has, and a hot one shows.
+A map has at most `CELLS_MAX` cells; with more shards, a cell covers consecutive ones, has the colour of the greatest,
+and opens their map.
 
-Row counts are not stored. But a shard's rows ascend by hash, and hashes are even: the end of the first thousand rows
-gives an estimate. So counting a shard takes one page of rows, whatever its size. The page samples evenly spaced shards,
-and estimates the others by size.
+Row counts are estimated: rows ascend by hash, and hashes are even, so the end of the first thousand rows tells how many
+follow. The page samples evenly spaced shards, and estimates the others by size.
 """
 
 from __future__ import annotations

@@ -6,15 +6,8 @@ queries, in any order. Their content tells which is which, perhaps only later::
     empty  ──metadata──▶  a query's location  ──its first commit──▶  belongs to a directory
       └────operator────▶  a state directory
 
-So each view looks again at empty locations, and waits a moment for them. It never waits for known queries: it shows
-their last answer. A query belongs to the directories that hold the operators its pointers name. All stores are asked in
-parallel: a silent one neither delays nor hides others.
-
-A location of a query may be deleted, and another query begin there, while somebody reads. The last reader then closes
-the query.
-
-Recent micro-batches come from the state servers of this machine, which are asked at most once in `SHOWN_MS`, however
-many readers there are. Without a server, the page shows only stored data.
+Each view looks again at empty locations, and waits a moment for them; of known queries it shows the last answer. A
+query belongs to the directories that hold the operators its pointers name.
 """
 
 from __future__ import annotations

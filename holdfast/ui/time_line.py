@@ -2,9 +2,6 @@
 
 Charts are numbers in the coordinates of a drawing that is `WIDTH` wide; ticks are percentages of it. The templates make
 SVG of them.
-
-Each snapshot's manifest says how many bytes the shard's state had. Of many shards the page asks some, evenly spaced,
-for their newest snapshots.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 No micro-batch waits for the server or fails without it: a commit is complete before it is announced, and the server
 catches up at the next announcement.
 
-The server inherits a lock from the worker, so an executor never has two: a worker that does not get the lock knows that
-a server runs or is starting. Its configuration comes on standard input, its environment from Spark's worker.
+The server inherits a lock from the worker that starts it: a worker that does not get the lock knows that a server runs
+or is starting.
 """
 
 from __future__ import annotations

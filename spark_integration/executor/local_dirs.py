@@ -19,9 +19,8 @@
         logs/state-server-executor-….<digest>.log   kept a week
         <digest of that place>.sock                 the socket, where its own place has too long a name
 
-The root is ``spark.holdfast.local.dir`` if it is set. Otherwise a backend that keeps state in RAM takes ``/dev/shm``
-if that is large enough when the executor begins; containers often give it 64 MB, and then the state goes to disk, with
-a warning. On disk, the root is the first of Spark's local directories, outside of what Spark deletes when the executor
+The root is ``spark.holdfast.local.dir`` if it is set; else ``/dev/shm`` for a backend that keeps state in RAM, if that
+is large enough, and on disk the first of Spark's local directories, outside of what Spark deletes when the executor
 ends.
 """
 

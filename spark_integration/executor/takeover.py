@@ -10,9 +10,8 @@
         executor-<pid>-<start>.<id>/    of a process that looks keys up, reads state, or makes or restores a savepoint
             work/                       a shard or a snapshot, as long as it is used
 
-A shard's directory has one owner at any time. Taking one over requires a lock on it and a shared lock on the dead
-executor's directory; the executor's own state server, and whoever removes the directory, hold that lock exclusively. So
-nothing is taken from a server that is still shutting down, and nothing is removed while someone reads it.
+Taking a shard over requires a lock on it and a shared lock on the dead executor's directory, which its own state
+server, and whoever removes the directory, hold exclusively.
 """
 
 from __future__ import annotations

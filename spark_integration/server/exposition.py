@@ -6,8 +6,8 @@
                                        │
                                        └─▶ the last micro-batches, for who asks
 
-A second attempt at a micro-batch counts only as repeated. Attempts on different executors do not know of each other,
-and both count. Memory is bounded: by the shards in use here, and by `BATCHES_KEPT` for each operator.
+A second attempt at a micro-batch counts only as repeated; attempts on different executors both count. Memory is bounded
+by the shards in use here, and by `BATCHES_KEPT` for each operator.
 
 State servers on one machine take the first free of `PORTS` ports. If none is free, or ``prometheus-client`` is not
 installed, the server logs so once and works without.

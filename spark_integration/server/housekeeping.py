@@ -1,9 +1,7 @@
 """What the state server does after commits, which no micro-batch should wait for.
 
-It drops versions that the query no longer needs, merges large runs, removes leftovers of killed attempts, and drops
-shards that are no longer used here. It also removes what an operator leaves in its local directory: the notes of former
-runs, and folders without shards. Snapshots have a thread of their own:
-`holdfast.spark_integration.server.snapshotting`.
+It drops versions that the query no longer needs, merges large runs, and removes leftovers and shards that are no longer
+used here.
 
 **Which shards are in use** here, and which have moved away or belong to a query that has ended? Spark does not tell an
 executor that it has moved a shard elsewhere. The only sign is that an operator's calls continue without the shard::
@@ -11,15 +9,13 @@ executor that it has moved a shard elsewhere. The only sign is that an operator'
     operator's calls here    0 1 2 3 0 1 2 3 0 1 3 0 1 3 0 1 3 …        shard 2 was called last
                                                └── a round ─┘           after so many rounds without it: it goes
 
-A **round** is as many calls as the operator has shards here. Measured in rounds, a shard is not idle if it is called
-rarely because all of them are. A shard is dropped after `IDLE_ROUNDS` without a call; when it comes back, it is
-restored. So of N calls at most N / `IDLE_ROUNDS` pay for a restore that keeping everything would have saved.
+A **round** is as many calls as the operator has shards here. A shard is dropped after `IDLE_ROUNDS` without a call, and
+restored when it comes back: of N calls at most N / `IDLE_ROUNDS` pay for a restore.
 
 An operator that is not called here at all has ended, has moved away as a whole, or waits for rows. Its shards in RAM go
 after `SILENT_MS`; those on disk stay for a day, like those of a dead executor.
 
-Only durable state is dropped. Without a state directory nothing is: there is no other copy. A file in the shard's
-directory says that it is durable, to a later server that nobody announces it to: its query may have ended since.
+Only durable state is dropped: a file in the shard's directory marks it, also for a later server.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
 """Snapshots in the background, and clean-ups: uploads that no micro-batch waits for.
 
-A failed snapshot is retried after a later commit, with a pause that doubles. Commits continue meanwhile, and their
-chain grows; a worker that finds it too long asks for a snapshot and waits (`write_now`). Each failure is counted,
-logged with its cause, and recorded in durable storage (`holdfast.snapshotter.upkeep.troubles`).
+A failed snapshot is retried after a later commit, with a pause that doubles; a worker that finds the chain too long
+asks for a snapshot and waits (`write_now`). Each failure is counted, logged, and recorded in durable storage.
 
-Every few snapshots of a shard, a clean-up first deletes what no retained version needs. The
-snapshots themselves record how many there were since the last clean-up, so every process knows: a job that runs a
-minute an hour cleans up as often as one that never ends.
+Every few snapshots of a shard, a clean-up first deletes what no retained version needs. The snapshots record how many
+there were since the last one, so that short jobs clean up as often as endless ones.
 
-The newest version is snapshotted, although Spark may still drop it: for RocksDB that is much cheaper than the one
-before, which would have to be rebuilt from what was written since. The snapshot of a dropped version is in no later
-lineage, and is deleted like everything that such attempts leave behind.
+The newest version is snapshotted, although Spark may still drop it: the snapshot is then in no later lineage, and is
+deleted.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
 It does what no micro-batch should wait for: `housekeeping`, `snapshotting`. It may be killed at any time: the next task
 starts another, and nothing is lost.
 
-It listens with Arrow Flight on a Unix socket in a directory that only this user can enter. It holds a lock while it
-runs, so that an executor has only one, and ends when its executor does. It also ends, as if killed, if the lock's file
-or the socket is gone: the next worker starts another, and two servers would consider each other's shards unused.
+It listens with Arrow Flight on a Unix socket that only this user can reach. It holds a lock while it runs, and ends
+with its executor, or when the lock's file or the socket is gone: two servers would consider each other's shards unused.
 
 It answers, by Arrow Flight::
 

@@ -7,14 +7,11 @@
                               ▼                                               ▼
                        local versions, or restored                 durable first, then local
 
-Spark commits the pointer together with the micro-batch, so what a rejected attempt wrote is never seen again.
-
 To Spark each shard is a group of one of its own stateful operators, the host, which keeps the shard's pointer as the
 group's state: `holdfast.spark_integration.hosts`.
 
-Rows are grouped by key, so all of them must have arrived before the first key is called. Beyond `MEMORY_BYTES` they
-go to an unlinked file on a local disk and are mapped, so that the operating system can evict their pages. The keys, and
-a few numbers per row for sorting, stay in memory.
+All rows of a shard and micro-batch are gathered before its function is called: in memory or, beyond `MEMORY_BYTES`, in
+an unlinked file on a local disk, whose pages the operating system can evict.
 """
 
 from __future__ import annotations

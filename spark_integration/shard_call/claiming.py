@@ -13,9 +13,6 @@ whatever else changes. So two shards of a query may choose differently without h
         totals@<query id>/      any other query with an operator of this name: a DataFrame started twice, a query whose
                                 checkpoint location was deleted
 
-A query that was restored or cloned has an object that says which operators it began with; a clone goes on under the id
-of the query that was cloned, which its pointers name.
-
 Before a shard goes on from local copies, the state directory must know its history:
 
 ::
@@ -23,9 +20,6 @@ Before a shard goes on from local copies, the state directory must know its hist
     pointer ──▶ commit, carried ──▶ commits/41 ──▶ … ──▶ snapshots/30
                 │                   └─ in the state directory: none of it there, and only this executor has the state
                 └─ in Spark's state: all that there is of a young shard
-
-An executor never reads back its own writes. So an emptied or replaced directory would show only when the executor is
-gone, and the state with it.
 """
 
 from __future__ import annotations

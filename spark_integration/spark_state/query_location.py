@@ -22,9 +22,6 @@ The log of a file source as it was is rebuilt from later compacted files::
     10 … 18     the files of that number
     19.compact  every file of 0 to 19      ──▶ the log up to 15: those of its lines whose "batchId" is at most 15
 
-A log has a file for each discovery of new source files. Each tenth, by default, also holds all earlier ones, which
-Spark deletes some time later, and finds there itself.
-
 Source: Spark 4.3's ``CompactibleFileStreamLog`` and ``FileStreamSourceLog``.
 """
 

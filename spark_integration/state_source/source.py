@@ -16,7 +16,7 @@ A table is read in parts, each a stretch of the hashes of one shard::
     changes       a part for each shard that has any since the feed begins
 
 The driver reads a savepoint's manifest or a query's pointers. Executors read pieces, or restore each shard at its
-pointer, as a micro-batch would: from durable storage, without what the query keeps locally.
+pointer from durable storage.
 
 A change feed is read from the commits, newest first, along their lineage::
 

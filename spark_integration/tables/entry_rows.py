@@ -7,13 +7,10 @@ A row's key begins with the grouping key, whose hash all rows of one key share::
     "ann"  8589934592     "/"            "ann"  "/"          3
     "ann"  8589934593     "/cart"        "ann"  "/cart"      1
 
-So all entries of many keys are read by one scan of their prefixes, one entry is found by its whole key, and an entry
-is written without a look at the others. Rows may expire, each at its own time: see
-`holdfast.spark_integration.ttl.expiry`.
+So all entries of many keys are read by one scan of their prefixes, and an entry is found and written by its whole key.
 
-A list's element numbers only grow, so appending need not read the list.
-
-An element's number is the version that its micro-batch commits, times 2³², plus a count within the call of the shard.
+A list's element numbers only grow, so appending need not read the list: a number is the version that its micro-batch
+commits, times 2³², plus a count within the call of the shard.
 """
 
 from __future__ import annotations

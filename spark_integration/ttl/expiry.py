@@ -12,9 +12,6 @@ A rewritten row keeps its entry in the second table until that time, then moves 
 every micro-batch moves once per time to live, and has one index entry. A row written unread gets an entry without a
 look-up; to make these few, times in the index are rounded up to a step, about `1 / STEPS` of the time to live.
 
-A table that had a time to live in an earlier run, and has none now, keeps the column and the index: old rows still
-expire, new ones have null, which means never.
-
 Invariant: for every row, the index has an entry no later than its time rounded up, and later than all that is evicted.
 """
 
