@@ -29,7 +29,7 @@ from holdfast import savepoints
 from holdfast.backends.run import Run, TableSchema
 from holdfast.commands.own_spark import CONF, started_spark
 from holdfast.commands.progress import things_shown
-from holdfast.commands.target import batch_option, both_places, on_storage, state_dir_option
+from holdfast.commands.target import batch_option, both_places, on_storage, savepoint_place, state_dir_option
 from holdfast.distribution import needs_extra
 from holdfast.errors import ConflictError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.settings import PREFIX
@@ -195,7 +195,9 @@ class _Exported:
     def frame(self, spark: SparkSession) -> DataFrame:
         """Return it as a DataFrame."""
         if self.state_dir is None or self.operator is None:
-            return savepoints.load(spark, *_place(self.location), self.operator, self.table, columns=self.columns)
+            return savepoints.load(
+                spark, *savepoint_place(self.location), self.operator, self.table, columns=self.columns
+            )
         where = spark, self.location, self.operator
         return holdfast.state(*where, table=self.table, columns=self.columns, batchId=self.batch_id)
 
@@ -223,7 +225,7 @@ class _Exported:
         if self.state_dir is not None and self.operator is not None:
             query = stack.enter_context(open_query(self.location, self.state_dir, self.options))
             return query.rows(self.operator, self.table, batch_id=self.batch_id)
-        directory, name = _place(self.location)
+        directory, name = savepoint_place(self.location)
         target = stack.enter_context(open_storage(directory, parse_storage_options(self.options)))
         try:
             saved = read_savepoint(target, name).find_operator(self.operator)
@@ -254,16 +256,10 @@ def places_of_query(context: click.Context, options: Mapping[str, str]) -> tuple
 
 
 def _is_savepoint(location: str, options: Mapping[str, object]) -> bool:
-    directory, name = _place(location)
+    directory, name = savepoint_place(location)
     with suppress(HoldfastError), open_storage(directory, options) as target:  # whoever reads it says what is wrong
         return find_savepoint(target, name) is not None
     return False
-
-
-def _place(location: str) -> tuple[str, str]:
-    """Return the directory and the name of a savepoint."""
-    directory, slash, name = location.rstrip("/").rpartition("/")
-    return directory or slash or ".", name
 
 
 def write(frame: DataFrame, target: str, kind: str) -> None:

@@ -28,6 +28,7 @@ from holdfast.commands.target import (
     number_option,
     on_storage,
     plain,
+    savepoint_place,
     state_dir_option,
     table,
     with_options,
@@ -185,13 +186,10 @@ def diff(
 
 
 def _savepoint(given: str) -> tuple[str, str]:
-    """Return the directory and the name of a savepoint."""
-    url, found, name = given.rstrip("/").rpartition("/")
-    if not found:
-        url = "."
+    url, name = savepoint_place(given)
     if not name or url.endswith(":/"):
         raise click.UsageError(f"a savepoint is URL/NAME, not {given!r}")
-    return url or "/", name
+    return url, name
 
 
 def _show_changes(found: Iterable[TableChanges]) -> None:

@@ -155,6 +155,12 @@ def both_places(
     return location, found
 
 
+def savepoint_place(location: str) -> tuple[str, str]:
+    """Return the directory and the name of a savepoint that is given as URL/NAME."""
+    directory, slash, name = location.rstrip("/").rpartition("/")
+    return directory or slash or ".", name
+
+
 def batch_option(text: str = "A micro-batch. Default: the last committed one.") -> Callable[[_Command], _Command]:
     """Return a decorator that gives a command ``--batch``."""
     return number_option("--batch", "batch_id", least=0, text=text)

@@ -29,7 +29,7 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import Headers, list_shard
 from holdfast.spark_integration.lookup.query_pointers import StoredOperator
 from holdfast.spark_integration.lookup.stored_query import StoredQuery
-from holdfast.ui.survey import KINDS, Column, OperatorSurvey, StoredObjects
+from holdfast.ui.survey import KINDS, Column, OperatorSurvey, StoredObjects, spread
 
 CELLS_MAX = 240
 BARS_MAX = 60
@@ -250,7 +250,7 @@ class RowCounter:
             if row.pointer is not None
         )
         shards = np.array([shard for shard, _ in at], np.int64)
-        places = np.unique(np.linspace(0, len(at) - 1, min(len(at), SHARDS_MAX)).astype(int)).tolist()
+        places = spread(len(at), SHARDS_MAX)
         until_ms = clock.monotonic_ms() + _PATIENCE_MS
         found: dict[int, int] = {}
         for place in sorted(places, key=lambda one: (places.index(one) % _STRIDE, one)):

@@ -128,6 +128,12 @@ class StoredObjects:
         return found
 
 
+def spread(many: int, most: int) -> list[int]:
+    """Return evenly spread indexes of `many` things, at most `most` of them."""
+    places: list[int] = np.unique(np.linspace(0, many - 1, min(many, most)).astype(int)).tolist()
+    return places
+
+
 def number_of(prefix: str) -> int:
     """Return the number of the shard at a prefix."""
     return int(prefix.rpartition("-")[2])

@@ -18,7 +18,7 @@ from holdfast.snapshotter.ownership.operator_record import shard_prefix
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import StateSizes, list_shard
-from holdfast.ui.survey import COMMIT, HOUR_MS, PART, SNAPSHOT, Column, OperatorSurvey, StoredObjects
+from holdfast.ui.survey import COMMIT, HOUR_MS, PART, SNAPSHOT, Column, OperatorSurvey, StoredObjects, spread
 
 SHARDS_MAX = 32
 SNAPSHOTS_MAX = 24
@@ -196,8 +196,7 @@ def growth(storage: ObjectStorage, executor: Executor, sizes: StateSizes, operat
         return [(stored.modified_ms, sizes.snapshot_bytes(folder.prefix, stored)) for stored in snapshots]
 
     shards = np.unique(operator.objects.shard[operator.objects.kind == SNAPSHOT])
-    places = np.unique(np.linspace(0, len(shards) - 1, min(len(shards), SHARDS_MAX)).astype(int))
-    chosen = [int(shard) for shard in shards[places]]
+    chosen = shards[spread(len(shards), SHARDS_MAX)].tolist()
     found = list(executor.map(read, chosen))
     told = [(at_ms, place, state) for place, of_shard in enumerate(found) for at_ms, state in of_shard]
     known = sorted((at_ms, place, state) for at_ms, place, state in told if state is not None)
@@ -205,7 +204,7 @@ def growth(storage: ObjectStorage, executor: Executor, sizes: StateSizes, operat
         return None
     total = _total(known)
     scale = len(shards) / len({place for _, place, _ in known})
-    drawn = total[np.unique(np.linspace(0, len(total) - 1, min(len(total), POINTS_MAX)).astype(int))]
+    drawn = total[spread(len(total), POINTS_MAX)]
     sampled = curve(drawn[:, 0].astype(np.int64), drawn[:, 1] * scale)
     return Growth(sampled, len(chosen), len(shards), len(told) - len(known))
 

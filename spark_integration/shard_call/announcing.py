@@ -20,7 +20,7 @@ from holdfast.errors import ConflictError, HoldfastError, UnavailableError
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.lineage import Lineage
 from holdfast.snapshotter.upkeep.troubles import Troubles, of_batch
-from holdfast.spark_integration.client.connection import StateClient, client_of
+from holdfast.spark_integration.client.connection import client_of
 from holdfast.spark_integration.client.messages import Committed, MeasuredBatch, SnapshotNews
 from holdfast.spark_integration.shard.operator import Operator
 from holdfast.spark_integration.shard.task import storage_options
@@ -76,23 +76,11 @@ def announce(
         return SnapshotNews.read(answer, "the state server's answer")
     except HoldfastError as exc:
         _log.info("%s", exc)
-        _start_server(client)
-        return None
-
-
-def snapshot_now(operator: Operator, opened: ShardStore, accepted: Pointer) -> None:
-    """Make the state server snapshot a version, and wait for it. Raises `HoldfastError`."""
-    client = client_of(opened.executor_directory)
-    client.require_server()
-    message = announcement(operator, opened, accepted, accepted)
-    client.call("snapshot", message.encode(), SNAPSHOT_TIMEOUT_SECONDS)
-
-
-def _start_server(client: StateClient) -> None:
     try:
         client.start_server()
     except HoldfastError as exc:
         _log.warning("no state server can be started; will retry later: %s", exc)
+    return None
 
 
 def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: View | None) -> Lineage | None:
@@ -106,7 +94,10 @@ def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: 
         return lineage
     _log.warning("%s waits for a snapshot: %d commits since the last one", opened.prefix, len(lineage.commits))
     try:
-        snapshot_now(operator, opened, pointer)
+        client = client_of(opened.executor_directory)
+        client.require_server()
+        message = announcement(operator, opened, pointer, pointer)
+        client.call("snapshot", message.encode(), SNAPSHOT_TIMEOUT_SECONDS)
     except HoldfastError as exc:
         if opened.policy.is_full(lineage):
             raise UnavailableError(
