@@ -167,7 +167,7 @@ class SinkLog:
         return entry if entry.decided == entry.number else self.read(entry.decided)
 
     def names(self, query_id: str) -> bool:
-        """Tell of a damaged log whether the query may be its writer, by its newest whole entry and that decision."""
+        """Tell whether a query may be the writer of a damaged log, by its newest whole entry and decision."""
         oldest = nameless = 0
         for number in reversed(self._fence.numbers()):
             if number < oldest:

@@ -212,7 +212,7 @@ def _add_pages(app: Flask, site: Site) -> None:
 
 @dataclass(frozen=True)
 class _Look:
-    """The start of each view of an operator: its directory, its survey, and its query's health."""
+    """What each view of an operator begins with: its directory, its survey, and its query's health."""
 
     directory: Directory
     dated: Dated[Survey]

@@ -156,7 +156,7 @@ def find_claim(storage: ObjectStorage, operator: str) -> Claim | None:
 
 
 def look(storage: ObjectStorage, operator: str, known: Claim | None = None) -> tuple[Claim | None, Sequence[Beside]]:
-    """Return the newest claim on a directory, if any, and who works beside its holder; the `known` one is not read."""
+    """Return the newest claim on a directory, if any, and the runs beside its holder; the `known` one is not read."""
     folder = claims_of(storage, operator)
 
     def read(newest: ObjectInfo, infos: Sequence[ObjectInfo]) -> tuple[Claim, Sequence[Beside]]:
@@ -243,7 +243,7 @@ class Claims:
         return self._place(kept, tenure.claim)
 
     def _place(self, found: Callable[[Claim | None, Sequence[Beside]], Tenure | None], known: Claim | None) -> Tenure:
-        """Return a run's place by the newest claim or, without one, by a claim of its own after it."""
+        """Return a run's place by the newest claim or, without one, by a claim of its own."""
         for _ in looks(self._fence.url):
             newest, besides = self._look(known)
             tenure = found(newest, besides)
@@ -337,11 +337,11 @@ class Claims:
         return Tenure(newest, self._monotonic_ms(), tenure.begun_ms)
 
     def _earlier(self, begun_ms: int, besides: Iterable[Beside]) -> list[Beside]:
-        """Return who of those beside has begun before this run."""
+        """Return the runs beside that began before this one."""
         return [told for told in besides if told.run_id != self._mine.run_id and told.begun_ms < begun_ms]
 
     def _follows(self, told: Beside) -> bool:
-        """Tell whether this run comes after one that worked beside it and can no longer live."""
+        """Tell whether this run comes after one that worked beside it and cannot be alive."""
         is_same = bool(self._application) and told.application == self._application
         return is_same or self._may_live("", told.driver, "") is False
 
@@ -387,7 +387,7 @@ class Claims:
 
 
 def _seen(besides: Iterable[Beside], now_ms: int) -> list[Beside]:
-    """Return who has looked recently, by the store's clock; a copied object may carry any later time."""
+    """Return the runs that looked recently, by the store's clock; a copied object may carry any later time."""
     return [
         told for told in besides if abs(now_ms - told.seen_ms) <= ALIVE_MS and told.begun_ms <= told.seen_ms + ALIVE_MS
     ]

@@ -164,7 +164,7 @@ def require_new_location(url: str, options: Mapping[str, object]) -> None:
 
 @contextmanager
 def _no_state_directory(location: ObjectStorage) -> Iterator[None]:
-    """Tell of an occupied location whether it is a state directory."""
+    """Say so if an occupied location is a state directory."""
     try:
         yield
     except ConflictError:
