@@ -27,6 +27,8 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 KIND = "piece"
 #: Of a piece's rows, unpacked and on the average: what a task holds twice.
 PIECE_BYTES = 64 << 20
+#: Of a piece's id, how many say who makes its savepoint.
+MAKER_DIGITS = 8
 _ROWS_MAX = (1 << 31) - 1
 _NAME_BYTES_MAX = 100
 
@@ -54,14 +56,17 @@ def write_pieces(
     shard: int,
     run: Run,
     piece_bytes: int = PIECE_BYTES,
-    new_id: Callable[[], str] = clock.new_id,
+    maker: str = "",
     each: Callable[[Callable[[Any], Piece], Iterable[Any]], Iterable[Piece]] = map,
 ) -> Iterator[Piece]:
-    """Store the live rows of a table and shard in pieces of about `piece_bytes`; yield each when it is stored."""
+    """Store the live rows of a table and shard in pieces of about `piece_bytes`; yield each when it is stored.
+
+    `maker`: with which their ids begin; see `MAKER_DIGITS`.
+    """
 
     def written(numbered: tuple[int, Run]) -> Piece:
         number, chunk = numbered
-        key = f"{folder_of(operator, run.schema.name)}/{shard:04d}-{number}-{new_id()}.arrow"
+        key = f"{folder_of(operator, run.schema.name)}/{shard:04d}-{number}-{maker}{clock.new_id()[len(maker) :]}.arrow"
         return _write_piece(savepoint, operator, shard, chunk, key)
 
     yield from each(written, enumerate(run.chunks(_ROWS_MAX, piece_bytes)))

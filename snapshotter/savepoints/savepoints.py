@@ -10,8 +10,9 @@
 
 Invariants
 ----------
-* **first one**: a manifest is put only if there is none. From then on nobody else's pieces can be named: what it does
-  not name is deleted.
+* **first one**: a manifest is put only if there is none.
+* **own ones**: a maker deletes only pieces with its own id that no manifest names: those of repeated tasks, and all if
+  it was second. Others may be the next savepoint's: its own may have been deleted since, and the name used again.
 * **whole**: a manifest is stored after all that it names, and its maker looks once more, since somebody may be deleting
   the folder. Then the savepoint exists, even if leftovers cannot be deleted.
 """
@@ -20,13 +21,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import xxhash
 
+from holdfast import clock
 from holdfast.backends.options import did_you_mean
 from holdfast.backends.stored_file import MAGIC
 from holdfast.errors import (
@@ -39,7 +41,7 @@ from holdfast.errors import (
 )
 from holdfast.snapshotter.fence import looks
 from holdfast.snapshotter.savepoints.manifest import KEY, NAME, Savepoint, SourceLog, read_manifest
-from holdfast.snapshotter.savepoints.pieces import read_piece
+from holdfast.snapshotter.savepoints.pieces import MAKER_DIGITS, read_piece
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
@@ -229,19 +231,22 @@ def _abort_uploads(folder: PrefixedStorage) -> int:
 
 @dataclass(frozen=True)
 class Making:
-    """A savepoint in the making; its objects go into `folder`."""
+    """A savepoint in the making; its objects go into `folder`, and the ids of its pieces begin with its own."""
 
     folder: PrefixedStorage
+    id: str = field(default_factory=lambda: clock.new_id()[:MAKER_DIGITS])
 
     def finish(self, savepoint: Savepoint) -> None:
-        """Store the manifest, and remove what it does not name. Raises `ConflictError`, `UnavailableError`."""
+        """Store the manifest, and remove its tasks' other pieces. Raises `ConflictError`, `UnavailableError`."""
         name, data = self.folder.prefix, savepoint.encode()
         read_manifest(data, savepoint.name, f"{self.folder.url}/{KEY}")  # whatever it says, it can be read
-        self._require(savepoint.keys, self.folder.list(""))
+        listed = self.folder.list("")
+        self._require(savepoint.keys, listed)
         try:
             self.folder.put_if_absent(KEY, data)
             listed = self.folder.list("")
         except ConflictError as exc:
+            self._delete_own(listed)
             raise ConflictError(
                 "another process has made a savepoint of this name meanwhile: use another name", name=name
             ) from exc
@@ -252,7 +257,7 @@ class Making:
                 because=exc,
             ) from exc
         self._require({**savepoint.keys, KEY: data.size}, listed)
-        self._delete(unnamed(listed, savepoint))
+        self._delete_own(listed, savepoint.keys)
 
     def _require(self, sizes: Mapping[str, int], listed: Iterable[ObjectInfo]) -> None:
         """Raise `ConflictError` if an object is not there with its size."""
@@ -265,7 +270,9 @@ class Making:
                 missing=missing,
             )
 
-    def _delete(self, keys: list[str]) -> None:
+    def _delete_own(self, listed: Iterable[ObjectInfo], named: Collection[str] = ()) -> None:
+        own = [info.key for info in listed if info.key.rpartition("-")[2].startswith(self.id)]
+        keys = sorted(key for key in own if key not in named)
         try:
             self.folder.delete(keys)
         except HoldfastError as exc:

@@ -160,7 +160,9 @@ class ShardSaver(ShardTask):
     GIVEN: ClassVar[str] = SHARD
     RETURNED: ClassVar[str] = "operator string, shard int, piece string, error string"
 
-    name: str  #: Of the savepoint
+    #: Of the savepoint, and of who makes it
+    name: str
+    maker: str
     #: By operator the encoded schemas of all its tables, as they are saved
     tables: Mapping[str, Mapping[str, list[str]]]
     stored: Mapping[str, StoredNames]  #: By directory how its rows are stored
@@ -183,8 +185,8 @@ class ShardSaver(ShardTask):
         for table, schema in tables.items():
             if table in rows:
                 run = under_names(rows.pop(table), schema, stored.names[table])
-                for piece in write_pieces(savepoint, row["operator"], row["shard"], run, each=each_ahead):
-                    yield piece.to_json()
+                pieces = write_pieces(savepoint, row["operator"], row["shard"], run, maker=self.maker, each=each_ahead)
+                yield from (piece.to_json() for piece in pieces)
 
 
 def create(
@@ -419,7 +421,7 @@ class _Saving:
                 name: self._described(storage, name, step) if step.pointers else _without_rows(name, step, batch)
                 for name, step in steps.items()
             }
-        pieces = self._saved(known)
+        pieces = self._saved(known, new.id)
         operators = tuple(replace(of.operator, pieces=tuple(pieces[name])) for name, of in known.items())
         return operators, left_out, saved_query(self.location, query_id, batch, new.folder, self.sinks(query_id))
 
@@ -524,13 +526,13 @@ class _Saving:
         )
         return _Known(operator, rows, stored_names)
 
-    def _saved(self, known: dict[str, _Known]) -> dict[str, list[Piece]]:
+    def _saved(self, known: dict[str, _Known], maker: str) -> dict[str, list[Piece]]:
         """Save all shards, and return the pieces by operator."""
         shards = [shard_row(name, row) for name, of in known.items() for row in of.rows if row.pointer is not None]
         pieces: dict[str, list[Piece]] = {name: [] for name in known}
         schemas = {name: encode_schemas(of.operator.tables) for name, of in known.items()}
         stored = {directory: names for of in known.values() for directory, names in of.stored.items()}
-        saver = ShardSaver(self.tasks.settings, self.target, self.name, schemas, stored)
+        saver = ShardSaver(self.tasks.settings, self.target, self.name, maker, schemas, stored)
         for row in self.tasks.run(shards, saver):
             source = f"a piece of {row['operator']}"
             pieces[row["operator"]].append(Piece.read(json.loads(row["piece"]), source))

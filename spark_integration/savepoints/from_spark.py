@@ -142,7 +142,7 @@ def from_spark(
         found = operators_by_spark(spark, str(checkpoint_location), batch.batch_id)
         steps = _named([_Step(*facts, str(checkpoint_location), batch, spark) for facts in found], operators)
         given = _described([step for _, step in steps], aggregates, window)
-        writer = TableSetWriter(spark, settings, str(target), name)
+        writer = TableSetWriter(spark, settings, str(target), name, new.id)
         saved = [_saved(step, of, writer, timeoutConf, given[step.number], wanted) for of, step in steps]
         query = saved_query(location, query_id, batch, new.folder, _sinks(settings, options, query_id))
         savepoint = Savepoint(name, comment, clock.now_ms(), versions_of(spark), query, tuple(saved))

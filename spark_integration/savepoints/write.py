@@ -247,8 +247,9 @@ class TableWriter:
 
     settings: Settings  #: Of the session, without credentials
     target: str  #: URL of the directory of savepoints
-    #: Of the savepoint, and of the operator in it
+    #: Of the savepoint, of who makes it, and of the operator in it
     name: str
+    maker: str
     operator: str
     schemas: Mapping[str, list[str]]  #: Encoded: of the table, and of its index, if it has one
     ends: RowEnds | None = None
@@ -281,7 +282,7 @@ class TableWriter:
         stored = [
             piece.to_json()
             for one in (run, *by_time)
-            for piece in write_pieces(folder, self.operator, shard, one, each=each_ahead)
+            for piece in write_pieces(folder, self.operator, shard, one, maker=self.maker, each=each_ahead)
         ]
         wakes = schema.name == TIMERS or self.ends is not None
         due_ms = [first_due_ms(one) for one in by_time if wakes and len(one)]
@@ -519,7 +520,8 @@ def _begun(
     spark = next(iter(frames.values())).sparkSession
     settings, options = settings_of(spark)
     with open_storage(str(target), options) as targets:
-        yield TableSetWriter(spark, settings, str(target), name), targets, making(targets, name)
+        new = making(targets, name)
+        yield TableSetWriter(spark, settings, str(target), name, new.id), targets, new
 
 
 @dataclass(frozen=True)
@@ -528,9 +530,10 @@ class TableSetWriter:
 
     spark: SparkSession
     settings: Settings  #: Of the session, without credentials
-    #: URL of the directory of savepoints, and the savepoint's name
+    #: URL of the directory of savepoints, the savepoint's name, and who makes it
     target: str
     name: str
+    maker: str
 
     def written(self, operator: SavedOperator, tables: Sequence[TableRows]) -> SavedOperator:
         """Return an operator with these tables in place of those it has of their names."""
@@ -539,7 +542,8 @@ class TableSetWriter:
         for rows in tables:
             index = {} if rows.index is None else {rows.index.name: rows.index}
             own = {rows.schema.name: rows.schema, **index}
-            writer = TableWriter(self.settings, self.target, self.name, operator.name, encode_schemas(own), rows.ends)
+            into = self.settings, self.target, self.name, self.maker, operator.name
+            writer = TableWriter(*into, encode_schemas(own), rows.ends)
             # While there is no row, none has a null.
             not_null = frozenset(rows.schema.columns.names[_BEFORE:])
             pieces = [piece for piece in pieces if piece.table not in own]

@@ -36,7 +36,11 @@ def a_run(schema: TableSchema, rows: int, first: int = 0) -> Run:
 
 
 def a_savepoint(
-    target: ObjectStorage, name: str = "one", tables: tuple[TableSchema, ...] = (STATE, ODD), run: Run | None = None
+    target: ObjectStorage,
+    name: str = "one",
+    tables: tuple[TableSchema, ...] = (STATE, ODD),
+    run: Run | None = None,
+    maker: str = "",
 ) -> Savepoint:
     """Store a savepoint of two shards, whose pieces hold a few rows each: 100, or those of a run."""
     folder = savepoint_folder(target, name)
@@ -45,7 +49,7 @@ def a_savepoint(
         for schema in tables
         for shard in range(2)
         for piece in write_pieces(
-            folder, "totals", shard, a_run(schema, 100, 100 * shard) if run is None else run, piece_bytes=1000
+            folder, "totals", shard, a_run(schema, 100, 100 * shard) if run is None else run, 1000, maker
         )
     ]
     log = b'v1\n{"path":"a.parquet"}'

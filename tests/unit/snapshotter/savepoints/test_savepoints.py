@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -34,9 +34,10 @@ from holdfast.snapshotter.savepoints.savepoints import (
     unnamed,
     verify_savepoint,
 )
-from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.probe import probe_storage
+from holdfast.snapshotter.storage.wrappers import WrappedStorage
 from holdfast.testing.faulty_storage import Action, Fault, FaultyStorage
 from tests.model.shard_history import TimedStorage
 from tests.ram import storage_in_ram
@@ -189,15 +190,15 @@ def test_a_piece_of_another_table_or_shard_is_refused(target: ObjectStorage) -> 
 
 def test_what_a_savepoint_does_not_name_goes_at_its_end(target: ObjectStorage, executor: ThreadPoolExecutor) -> None:
     """Tasks that Spark repeats leave pieces: somebody who reads the folder must not count them twice."""
-    made = a_savepoint(target)
+    new, made = making(target, "one"), a_savepoint(target)
     folder = savepoint_folder(target, "one")
-    key = f"operators/totals/state/0000-0-{'f' * 16}.arrow"
+    key = f"operators/totals/state/0000-0-{new.id}{'f' * 8}.arrow"
     folder.put(key, b"a piece of a task that was repeated")
     folder.put("notes.txt", b"mine")
     assert verify_savepoint(target, made, executor) == [], "it can be restored whole"
     assert unnamed(folder.list(""), made) == [key]
     folder.delete([KEY])
-    making(target, "one").finish(made)
+    new.finish(made)
     assert verify_savepoint(target, made, executor) == []
     assert {info.key for info in folder.list("")} == {KEY, "notes.txt", *made.keys}
 
@@ -336,8 +337,8 @@ def timed() -> TimedStorage:
     return TimedStorage()
 
 
-def stored(timed: TimedStorage, comment: str) -> Savepoint:
-    made = replace(a_savepoint(timed), comment=comment)
+def stored(timed: TimedStorage, comment: str, maker: str = "") -> Savepoint:
+    made = replace(a_savepoint(timed, maker=maker), comment=comment)
     timed.delete([f"one/{KEY_OF_MANIFEST}"])
     return made
 
@@ -345,7 +346,7 @@ def stored(timed: TimedStorage, comment: str) -> Savepoint:
 def test_the_one_that_finishes_first_has_the_name(timed: TimedStorage, executor: ThreadPoolExecutor) -> None:
     """The other one is told, and none of the winner's pieces is gone."""
     first, second = making(timed, "one"), making(timed, "one")
-    made, too_late = stored(timed, "first"), stored(timed, "second")
+    made, too_late = stored(timed, "first", first.id), stored(timed, "second", second.id)
     first.finish(made)
     with pytest.raises(ConflictError, match="another process"):
         second.finish(too_late)
@@ -360,8 +361,43 @@ def test_a_maker_that_was_killed_blocks_nothing(timed: TimedStorage, executor: T
     timed.put(ANOTHER, b"a piece")
     (listed,) = list_savepoints(timed, executor)
     assert (listed.name, listed.objects, listed.savepoint) == ("one", 1, None)
-    making(timed, "one").finish(stored(timed, "again"))
-    assert ANOTHER not in timed.objects
+    again = stored(timed, "again")
+    making(timed, "one").finish(again)
+    assert read_savepoint(timed, "one") == again
+    assert unnamed(savepoint_folder(timed, "one").list(""), again) == [ANOTHER.removeprefix("one/")]
+    delete_savepoint(timed, "one")
+    assert timed.list("") == []
+
+
+class Overtaken(WrappedStorage):
+    """What its user's last look shows is out of date when it arrives."""
+
+    def __init__(self, inner: ObjectStorage, meanwhile: Callable[[], object]) -> None:
+        super().__init__(inner)
+        self.meanwhile = meanwhile
+
+    def list(self, prefix: str) -> Sequence[ObjectInfo]:
+        found = super().list(prefix)
+        if any(info.key == f"one/{KEY_OF_MANIFEST}" for info in found):
+            self.meanwhile()
+        return found
+
+
+def test_one_whose_name_is_used_again_takes_nothing_from_the_next(
+    timed: TimedStorage, executor: ThreadPoolExecutor
+) -> None:
+    """While its maker looks for the last time, somebody deletes it, and another one that was begun has its name."""
+
+    def use_the_name_again() -> None:
+        gone = made.keys.keys() - after.keys.keys()  # whoever deletes had looked before the other one's were there
+        timed.delete([f"one/{key}" for key in (KEY_OF_MANIFEST, *gone)])
+        second.finish(after)
+
+    first, second = making(Overtaken(timed, use_the_name_again), "one"), making(timed, "one")
+    made, after = stored(timed, "first"), stored(timed, "second")
+    first.finish(made)
+    assert read_savepoint(timed, "one") == after
+    assert verify_savepoint(timed, after, executor) == []
 
 
 @pytest.mark.parametrize(
@@ -389,14 +425,14 @@ def test_what_cannot_be_deleted_is_no_failure(
     never = Fault("fail", "delete", times=None, error=lambda: error)
     new = making(FaultyStorage(timed, [never]), "one")
     made = stored(timed, "mine")
-    timed.put(ANOTHER, b"a piece")
+    left = f"operators/totals/state/0000-0-{new.id}{'f' * 8}.arrow"
+    timed.put(f"one/{left}", b"a piece")
     new.finish(made)
     found = read_savepoint(timed, "one")
     assert found == made
     assert verify_savepoint(timed, found, executor) == []
-    assert unnamed(savepoint_folder(timed, "one").list(""), found) == [ANOTHER.removeprefix("one/")]
+    assert unnamed(savepoint_folder(timed, "one").list(""), found) == [left]
     (warning,) = caplog.messages
-    left = ANOTHER.removeprefix("one/")
     assert all(words in warning for words in ("timed://test/one is complete, but", left, str(error)))
 
 

@@ -308,7 +308,7 @@ def sent(schema: TableSchema, shard: int, rows: list[tuple[object, ...]]) -> pa.
 
 
 def written(folder: Path, tables: dict[str, TableSchema], *batches: pa.RecordBatch) -> list[dict[str, object]]:
-    writer = TableWriter(Settings.parse({}, ["memory"]), str(folder), "one", "totals", encode_schemas(tables))
+    writer = TableWriter(Settings.parse({}, ["memory"]), str(folder), "one", "", "totals", encode_schemas(tables))
     return [row for batch in writer(iter(batches)) for row in batch.to_pylist()]
 
 
