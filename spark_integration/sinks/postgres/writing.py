@@ -167,11 +167,13 @@ def _bytes(lines: pa.Array) -> memoryview:
     return memoryview(lines.buffers()[2])[begin:end]
 
 
-# Transactions that are open will want room too.
-_ROOM = """
-SELECT current_setting('max_prepared_transactions')::int - (SELECT count(*) FROM pg_prepared_xacts)
+# Transactions that are open will want room too. Whoever asks is in one: so none that begin at once miss each other. One
+# that is just being prepared may be counted twice, in this order.
+_BEGIN = """
+BEGIN; SELECT current_setting('max_prepared_transactions')::int
     - (SELECT count(*) FROM pg_stat_activity
-       WHERE starts_with(application_name, 'hf_') AND xact_start IS NOT NULL AND pid <> pg_backend_pid())"""
+       WHERE starts_with(application_name, 'hf_') AND xact_start IS NOT NULL AND pid <> pg_backend_pid())
+    - (SELECT count(*) FROM pg_prepared_xacts)"""
 
 
 class CopyTransaction(SinkTransaction):
@@ -187,9 +189,9 @@ class CopyTransaction(SinkTransaction):
         )
         self._facts = {"sink": attempt.query.sink, "partition": attempt.partition}
         with self._translated("a transaction begins"):
-            why_staged = self._target.why_staged(keys, schema.names)
-            self.staged = why_staged is not None or marks.session.run(_ROOM)[0][0] <= 0
-            into = self._begin_staged(schema) if self.staged else self._begin_prepared()
+            may_wait = self._target.why_staged(keys, schema.names) is None
+            self.staged = not (may_wait and self._begin_with_room())
+            into = self._begin_staged(schema, has_begun=may_wait) if self.staged else self._begin_prepared()
             copying = sql.SQL("COPY {} ({}) FROM STDIN").format(into, self._target.names(schema))
             self._copying = marks.session.connection.cursor().copy(copying)
             self._copy: psycopg.Copy = self._copying.__enter__()
@@ -231,18 +233,24 @@ class CopyTransaction(SinkTransaction):
             raise ClosedError("prepared or aborted already", **self._facts)
         return self._session
 
+    def _begin_with_room(self) -> bool:
+        """Begin the transaction, and tell whether there is room to prepare it."""
+        cursor = self._open_session().connection.execute(_BEGIN)
+        cursor.nextset()
+        return bool(cursor.fetchall()[0][0] > 0)
+
     def _begin_prepared(self) -> sql.Composable:
-        mark = self._marks.remember(self._attempt.batch_id, [self._attempt.attempt_id])
-        self._open_session().connection.execute(sql.SQL("BEGIN; {}").format(mark))
+        self._open_session().run(self._marks.remember(self._attempt.batch_id, [self._attempt.attempt_id]))
         return self._target.identifier
 
-    def _begin_staged(self, schema: pa.Schema) -> sql.Composable:
+    def _begin_staged(self, schema: pa.Schema, *, has_begun: bool) -> sql.Composable:
         session, attempt = self._open_session(), self._attempt
         table = sql.Identifier(self._marks.schema, table_name(attempt))
         comment = f"holdfast: sink {attempt.query.sink}, query {attempt.query.query_id}, batch {attempt.batch_id}"
-        make = sql.SQL("BEGIN; CREATE TABLE {} ({}) WITH (autovacuum_enabled = off); COMMENT ON TABLE {} IS {}")
+        begin = sql.SQL("" if has_begun else "BEGIN; ")
+        make = sql.SQL("{}CREATE TABLE {} ({}) WITH (autovacuum_enabled = off); COMMENT ON TABLE {} IS {}")
         columns = _staging_columns(self._target, schema, target.checks(session, self._target))
-        session.connection.execute(make.format(table, columns, table, sql.Literal(comment)))
+        session.connection.execute(make.format(begin, table, columns, table, sql.Literal(comment)))
         return table
 
     def _refuse_null_keys(self, rows: pa.RecordBatch) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import pickle
 import secrets
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +17,7 @@ from holdfast import clock
 from holdfast.errors import HoldfastError, InvalidArgumentError, SchemaMismatchError, UnavailableError
 from holdfast.spark_integration.sinks.postgres import connecting
 from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
-from holdfast.spark_integration.sinks.two_phase_sink import SinkAttempt, SinkQuery
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery
 from tests.servers.postgres import PASSWORD, Postgres
 from tests.servers.postgres import postgres as a_server
 from tests.sinks.postgres.conftest import SCHEMA, Case, batch, case
@@ -278,6 +280,23 @@ def test_without_prepared_transactions_or_without_room_for_one_rows_are_staged()
         assert handle["schema"] is not None
         made.commit(handle, batch_id=1)
         assert made.rows()[-1] == ("z", 26)
+        connecting.close_idle()
+
+
+def test_of_tasks_that_begin_at_once_no_more_prepare_than_there_is_room_for() -> None:
+    """With more partitions than room, each micro-batch of local mode, which repeats no task, would fail."""
+    with a_server(settings={"max_prepared_transactions": 3}) as server, ThreadPoolExecutor(8) as tasks:
+        made, barrier = case(server), threading.Barrier(8)
+        made.open()
+
+        def prepare(place: int) -> Handle:
+            barrier.wait()
+            return made.prepared((str(place), place), batch_id=place // 8, partition=place % 8)
+
+        for batch_id in range(4):
+            handles = list(tasks.map(prepare, range(8 * batch_id, 8 * batch_id + 8)))
+            made.commit(*handles, batch_id=batch_id)
+        assert len(made.rows()) == 32
         connecting.close_idle()
 
 
