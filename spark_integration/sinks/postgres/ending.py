@@ -117,14 +117,17 @@ class Ending:
 
     def apply(self, staged: Iterable[StagingTable]) -> None:
         """Put rows into the target: of one key, the last row of the highest partition counts."""
-        parts = sorted(staged, key=lambda each: each.part.partition)
+        parts, applied = sorted(staged, key=lambda each: each.part.partition), 0
         try:
             # One savepoint for all: of hundreds of partitions each request counts.
             with self._session.connection.transaction():
-                self._insert_each(parts, once=False)
+                for part in parts:
+                    self._session.run(self._insert(part, once=False))
+                    applied += 1
         except errors.CardinalityViolation:
-            # Rare, and sorting costs as much as the rest: so only where a key is there twice.
-            self._insert_each(parts, once=True)
+            # Sorting costs as much as the rest: so only from the first partition on that has a key twice.
+            for number, part in enumerate(parts):
+                self._session.run(self._insert(part, once=number >= applied))
 
     def put(self, batch_id: int, staged: Sequence[StagingTable]) -> None:
         """Apply, remember and drop staging tables."""
@@ -188,10 +191,6 @@ class Ending:
         if there:
             warn_of_another_driver(self._query, batch_id)
             _end(self._session, there)
-
-    def _insert_each(self, parts: Iterable[StagingTable], *, once: bool) -> None:
-        for part in parts:
-            self._session.run(self._insert(part, once=once))
 
     def _insert(self, staged: StagingTable, *, once: bool) -> sql.Composed:
         named = sql.SQL(", ").join(map(sql.Identifier, staged.columns))
