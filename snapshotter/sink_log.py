@@ -166,9 +166,14 @@ class SinkLog:
             return None
         return entry if entry.decided == entry.number else self.read(entry.decided)
 
-    def names(self, query_id: str) -> bool:
-        """Tell whether a query may be the writer of a damaged log, by its newest whole entry and decision."""
+    def names(self, query_id: str, restored_from: str | None) -> bool:
+        """Tell whether a query may be the writer of a damaged log, by its newest whole entry and decision.
+
+        Two newer ones that name nobody may be any query's, which has begun and decided. One may be a restored query's,
+        which takes the place of the query before it.
+        """
         oldest = nameless = 0
+        may_continue = False
         for number in reversed(self._fence.numbers()):
             if number < oldest:
                 break
@@ -177,8 +182,11 @@ class SinkLog:
                 if query_id.encode() in data:
                     return True
                 nameless += b'"query_id"' not in data
-                oldest = oldest or self._decoded(number, memoryview(data)).decided or number
-        return nameless > 1
+                if not oldest:
+                    newest = self._decoded(number, memoryview(data))
+                    oldest = newest.decided or number
+                    may_continue = nameless > 0 and newest.query_id == restored_from
+        return nameless > 1 or may_continue
 
     def read(self, number: int) -> Entry:
         """Return an entry. Raises `CorruptionError`, `NotFoundError`."""

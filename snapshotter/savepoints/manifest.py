@@ -351,7 +351,8 @@ def sinks_of(storage: ObjectStorage, query_id: str) -> tuple[SavedSink, ...]:
         try:
             entry, decision = log.latest()
         except (CorruptionError, NotFoundError, StateLostError) as exc:
-            if not log.names(query_id):
+            origin = find_origin(storage, query_id)
+            if not log.names(query_id, origin.of_query if origin and not origin.is_clone else None):
                 _log.warning("a damaged log does not name this query, so sink %r is not its own: %s", stored.sink, exc)
                 continue
             raise CorruptionError(

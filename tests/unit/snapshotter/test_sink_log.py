@@ -14,6 +14,7 @@ from holdfast.backends import stored_file
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import ConflictError, CorruptionError, FencedError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.fence import Fence, looks
+from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin
 from holdfast.snapshotter.savepoints.manifest import SavedSink, sinks_of
 from holdfast.snapshotter.sink_log import Entry, SinkLog, damages, parse_key, plan_of
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
@@ -264,6 +265,19 @@ def test_a_damaged_log_stops_the_savepoints_of_all_that_may_have_taken_the_sink_
     for query_id in ("q-1", "q-2"):
         with pytest.raises(CorruptionError, match="as far as can be told, the query writes to a sink"):
             sinks_of(storage, query_id)
+
+
+def test_a_damaged_log_stops_the_savepoints_of_a_restored_query_that_may_continue_the_sink(
+    storage: ObjectStorage,
+) -> None:
+    """Its first entry says which of its micro-batches the sink shows already; a clone continues no sink."""
+    sink_logs.decide(storage, "totals", "q-1", 7)
+    storage.put(KEY, b"")
+    declare_origin(storage, QueryOrigin("q-2", "q-2", "q-1", 6, {}))
+    declare_origin(storage, QueryOrigin("q-3", "q-1", "q-1", 6, {}))
+    with pytest.raises(CorruptionError, match="as far as can be told, the query writes to a sink"):
+        sinks_of(storage, "q-2")
+    assert sinks_of(storage, "q-3") == ()
 
 
 def test_a_log_that_goes_on_after_a_damaged_entry_is_whole(storage: ObjectStorage, log: SinkLog) -> None:
