@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -54,6 +54,8 @@ SINK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _HANDLES_BYTES_MAX = 15 << 20
 #: Old entries are deleted this many at a time, in one request.
 _PRUNED_EACH = 16
+#: Each costs a start a look at the target.
+_ENDED_KEPT = 2
 
 
 def checked_sink(name: object) -> str:
@@ -103,12 +105,15 @@ class Entry(Stored):
     #: Of a query that continues or replaces another, until it decides: its own micro-batch that the last decision
     #: already shows, whose rows are dropped; -1 if there is none. None of any other query.
     stands_for: SignedInt | None = None
+    #: The last of the queries whose place was taken so, the newest last: a driver of theirs that wakes up may still
+    #: prepare something, which nobody can decide
+    ended: tuple[str, ...] = ()
 
     def require(self, header: Fields) -> None:
         if self.decided > self.number:
             header.refuse_value("decided", self.decided)
         is_odd = self.is_decision != (self.decided == self.number) or (self.is_decision and self.continues)
-        if is_odd or not all(map(QUERY_ID.fullmatch, self.ending)):
+        if is_odd or not all(map(QUERY_ID.fullmatch, (*self.ending, *self.ended))):
             header.refuse("contradicts itself", decided=self.decided, batch=self.batch_id)
 
     def is_of_plan(self, plan: str) -> bool:
@@ -124,6 +129,11 @@ class Entry(Stored):
     def continues(self) -> bool:
         """Whether its query takes over from ended ones, and has decided nothing itself."""
         return self.stands_for is not None
+
+    def ended_before(self, query_id: str, ending: Collection[str]) -> tuple[str, ...]:
+        """Return `ended` of the next entry: queries that this one has ended, or need not be ended any more."""
+        found = dict.fromkeys((*self.ended, *self.ending))
+        return tuple(one for one in found if one != query_id and one not in ending)[-_ENDED_KEPT:]
 
     def newest_batch(self, decision: Entry | None, query_id: str) -> int | None:
         """Return the newest decided micro-batch of a query: -1 for none, None if the sink went to another query."""

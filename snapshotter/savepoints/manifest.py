@@ -395,8 +395,9 @@ def _continue(storage: ObjectStorage, query: SavedQuery, saved: SavedSink, query
         planned = query.planned if batch_id > query.batch_id else None
         stands_for, plan = (batch_id - query.batch_id, planned.plan) if planned else (-1, "")
         entry = Entry(saved.sink, found.number + 1, query_id, driver, found.decided, tuple(sorted(ending)))
+        entry = replace(entry, at_ms=clock.now_ms(), stands_for=stands_for, plan=plan)
         with suppress(ConflictError):  # also where it stands, and others have gone on since: look what they say
-            log.append(replace(entry, at_ms=clock.now_ms(), stands_for=stands_for, plan=plan))
+            log.append(replace(entry, ended=found.ended_before(query_id, ending)))
             return
 
 

@@ -157,7 +157,7 @@ class Coordinator:
                     raise
                 _log.info("sink %r no longer knows micro-batch %d: %s", self._query.sink, mine.batch_id, exc)
         self._abort_still_left(past, self._query.query_id)
-        if past.left.keys() - {self._query.query_id}:  # they are settled: no later start need look
+        if self._entry is not None and self._entry.ending:  # they are settled
             settled = self._next(decided=mine.number if mine else 0)
             # What the target holds goes before this query's first results: no later start may name another one.
             is_first = mine is None and settled.stands_for is None
@@ -259,18 +259,17 @@ class Coordinator:
                 with self._unless_overtaken():
                     shown = self._sink.open(self._query, schema)
                     self._compare(batch_id, None, shown)
-            past = self._past()
+            ending = tuple(sorted(_owners(found, decision) - {self._query.query_id}))
+            past = self._past(ending + (found.ended if found else ()))
             with suppress(ConflictError):
-                self._append(self._next(ending=tuple(sorted(past.left.keys() - {self._query.query_id}))))
+                self._append(self._next(ending=ending))
                 return past, shown
         raise AssertionError("looks has raised")
 
-    def _past(self) -> _Past:
-        """List the work prepared so far, by this query and those that it replaces."""
-        queries = {self._query.query_id} | ({self._entry.query_id, *self._entry.ending} if self._entry else set())
-        queries |= {self._decision.query_id} if self._decision else set()
-        left = {query_id: self._sink.leftovers(self._of(query_id)) for query_id in sorted(queries)}
-        return _Past(self._entry, self._decision, left)
+    def _past(self, others: Iterable[str] = ()) -> _Past:
+        """List the work prepared so far, by this query and others that it has replaced."""
+        queries = sorted({self._query.query_id, *others})
+        return _Past(self._entry, self._decision, {each: self._sink.leftovers(self._of(each)) for each in queries})
 
     def _of(self, query_id: str) -> SinkQuery:
         is_mine = query_id == self._query.query_id
@@ -281,7 +280,8 @@ class Coordinator:
         if decided is None:
             decided = self._entry.decided if self._entry else 0
         begun = Entry(self._query.sink, self.number + 1, self._query.query_id, self._driver, decided, ending)
-        begun = replace(begun, process=self._process, at_ms=self._now_ms())
+        ended = self._entry.ended_before(self._query.query_id, ending) if self._entry else ()
+        begun = replace(begun, process=self._process, at_ms=self._now_ms(), ended=ended)
         if self._entry is None or not self._entry.continues or self._entry.query_id != self._query.query_id:
             return begun
         return replace(begun, stands_for=self._entry.stands_for, plan=self._entry.plan)
@@ -352,8 +352,7 @@ class Coordinator:
                 **self._facts,
                 continued_by=found.query_id,
             )
-        owners = {found.query_id, *found.ending, *([decision.query_id] if decision else [])}
-        if not owners & mine:
+        if not _owners(found, decision) & mine:
             raise another_query(self._query, found.query_id, storage=self._storage.url)
 
     def _refuse_older(self, batch_id: int, plan: str, found: Entry | None, decision: Entry | None) -> None:
@@ -515,6 +514,12 @@ class Coordinator:
             self._log.prune(self._entry, self._retained)
         except HoldfastError as exc:  # a right may be gone, too
             _log.warning("old entries in the log of sink %r stay for now: %s", self._query.sink, exc)
+
+
+def _owners(found: Entry | None, decision: Entry | None) -> set[str]:
+    """Return the queries of which something decided, or something to abort, may be left."""
+    entries = [entry for entry in (found, decision) if entry is not None]
+    return {entry.query_id for entry in entries} | set(found.ending if found else ())
 
 
 def _batch(decision: Entry) -> int:

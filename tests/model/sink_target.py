@@ -142,4 +142,4 @@ class ModelSink(TwoPhaseSink):
     def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
         # A list may lag: what was just committed may be among them.
         with self.crash.around():
-            return [*({"id": handle} for handle in self.target.prepared), *self.target.last.get(query.query_id, [])]
+            return [*({"id": handle} for handle in self.target.prepared), *self.target.last.pop(query.query_id, [])]

@@ -226,6 +226,8 @@ class OwnedTarget(Target):
 
     owner: str | None = None
     newest_of: dict[str, int] = field(default_factory=dict)
+    #: By part the query that prepared it
+    query_of: dict[str, str] = field(default_factory=dict)
 
 
 class OwnedSink(ModelSink):
@@ -249,6 +251,10 @@ class OwnedSink(ModelSink):
         newest = self.target.newest_of
         newest[query.query_id] = max(newest.get(query.query_id, -1), batch_id)
 
+    def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
+        found = super().leftovers(query)
+        return [handle for handle in found if self.target.query_of[str(handle["id"])] == query.query_id]
+
 
 class OwnedWorld(ModelWorld):
     """The target belongs to one query at a time, as all real ones do."""
@@ -257,6 +263,10 @@ class OwnedWorld(ModelWorld):
 
     def sink(self, turns: Turns) -> TwoPhaseSink:
         return OwnedSink(self.target, turns)
+
+    def prepare(self, sink: TwoPhaseSink, turns: Turns, batch_id: int, part: int, row: str) -> Handle:
+        self.target.query_of[row] = self.query.query_id
+        return super().prepare(sink, turns, batch_id, part, row)
 
 
 @contextmanager
@@ -299,6 +309,24 @@ def test_a_query_is_saved_at_any_moment(wakes: str) -> None:
             judge(new_world)
             tried += 1
     assert tried > STEPS
+
+
+def test_what_a_saved_query_prepares_when_it_wakes_is_ended_by_a_later_start() -> None:
+    """The restored one has begun for good by then, and the old driver dies before it is told."""
+    left = 0
+    for steps, woken in itertools.product(range(0, STEPS, 1 if ALL else 3), (1, 2)):
+        with continued_world() as found:
+            old = run(found, steps=steps)
+            query = saved(found)
+            if not query.sinks or query.batch_id < 0:
+                continue
+            new_world = restored(found, query)
+            run(new_world, "new")
+            old.go(woken)
+            old.kill()
+            left += len(new_world.left())
+            judge(new_world)
+    assert left
 
 
 def test_a_restore_that_is_killed_is_made_again() -> None:

@@ -148,8 +148,12 @@ def test_two_that_commit_one_decision(make: Callable[[], FileWorld]) -> None:
 
 
 @pytest.mark.slow(20)
-def test_a_query_that_stands_still_anywhere_is_saved_and_restored(make: Callable[[], FileWorld]) -> None:
-    """The restored one continues the sink and is killed at some time; the saved one wakes, and shows nothing more."""
+@pytest.mark.parametrize("dies", cases([False, True]))
+def test_a_query_that_stands_still_anywhere_is_saved_and_restored(make: Callable[[], FileWorld], dies: bool) -> None:
+    """The restored one continues the sink and is killed at some time; the saved one wakes, and shows nothing more.
+
+    Nor does it leave anything for good if it dies before it is told.
+    """
     steps = length(make())
     for first in range(steps // 3, steps, 1 if ALL else 9):
         for second in range(1, steps, 5 if ALL else 23):
@@ -162,7 +166,8 @@ def test_a_query_that_stands_still_anywhere_is_saved_and_restored(make: Callable
                 new_world = restored(world, query)
                 new = Driver(new_world, "new")
                 new.go(second)
-                old.go()
+                old.go(4 if dies else None)
+                old.kill()
                 new.kill()
                 judge(new_world)
 

@@ -512,6 +512,24 @@ def test_topics_that_get_their_ids_with_an_upgrade_are_the_same(lab: Lab, monkey
     assert lab.shown() == ["0", "1", "2"]
 
 
+def test_what_an_ended_query_prepares_when_it_wakes_goes_with_the_next_start(lab: Lab, tmp_path: Path) -> None:
+    """Its driver dies before it is told. Readers would wait for its transaction until the broker ends it."""
+
+    def started(query: SinkQuery) -> Coordinator:
+        run = Coordinator(lab.sink, query, open_storage(str(tmp_path)), 100)
+        run.start(0, SCHEMA)
+        return run
+
+    started(lab.query).finish(0, Prepared((lab.prepare("shown"),), 1))
+    heir = SinkQuery(lab.sink.name, clock.new_uuid(), lab.query.query_id, lab.query.options)
+    started(heir)
+    late = lab.prepare("late", batch_id=1)
+    assert list(lab.sink.leftovers(lab.query)) == [late]
+    started(heir)
+    assert list(lab.sink.leftovers(lab.query)) == []
+    assert lab.shown() == ["shown"]
+
+
 class KafkaWorld(World):
     """A topic; each request of a driver is a step, those of its tasks, too."""
 

@@ -15,15 +15,18 @@ from typing import Any, Self
 
 import psutil
 import psycopg
+import pyarrow as pa
 import pytest
 
 from holdfast import clock
 from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError, StateLostError, UnavailableError
+from holdfast.snapshotter.savepoints.manifest import SavedQuery, continue_sinks, sinks_of
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
 from holdfast.spark_integration.sinks.postgres import connecting, ending
 from holdfast.spark_integration.sinks.postgres.connecting import Session
 from holdfast.spark_integration.sinks.postgres.marks import driver_application
+from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery, SinkTransaction
 from tests.servers.postgres import Postgres
 from tests.servers.programs import wait_until
@@ -96,6 +99,41 @@ def test_a_copy_shows_nothing_twice(either: Case, tmp_path: Path, caplog: pytest
     assert either.rows() == ROWS
     assert either.leftovers() == []
     assert either.open() == 0
+
+
+def test_what_a_saved_query_prepares_when_it_wakes_goes_with_the_next_start(
+    either: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its task began while the restored query was taking its place, and its driver dies before it is told.
+
+    What is prepared would hold its locks for ever.
+    """
+    heir = Case(either.server, either.sink, query_id="22222222-2222-3333-4444-555555555555")
+    with open_storage(str(tmp_path)) as storage:
+
+        def started(made: Case, batch_id: int) -> Coordinator:
+            coordinator = Coordinator(made.sink, made.query, storage, 3)
+            coordinator.start(batch_id, SCHEMA)
+            return coordinator
+
+        started(either, 0).finish(0, Prepared((either.prepared(*ROWS),), 2))
+        saved = SavedQuery(either.query_id, 0, "v1", "{}", 0, (), None, sinks_of(storage, either.query_id))
+        continue_sinks(storage, saved, heir.query_id, clock.new_id())
+        tasks, take_over = [], PostgresSink.open
+
+        def begin_and_open(sink: PostgresSink, query: SinkQuery, schema: pa.Schema) -> int:
+            tasks.append(either.begun(("late", 1), batch_id=1))
+            return take_over(sink, query, schema)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(PostgresSink, "open", begin_and_open)
+            run = started(heir, 1)
+        (late,) = [task.prepare() for task in tasks]
+        run.finish(1, Prepared((heir.prepared(("c", 3), batch_id=1),), 1))
+        assert either.leftovers() == [late]
+        started(heir, 2)
+    assert either.leftovers() == []
+    assert either.rows() == [*ROWS, ("c", 3)]
 
 
 def test_a_batch_without_rows_is_marked_too(either: Case) -> None:

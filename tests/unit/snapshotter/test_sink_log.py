@@ -61,6 +61,13 @@ def test_whose_a_decision_is_is_told_as_of_an_entry() -> None:
     assert (restored.newest_batch(None, "q-1"), restored.newest_batch(None, "q-2")) == (None, 1)
 
 
+def test_of_the_queries_before_it_an_entry_names_those_that_ended_last() -> None:
+    """None twice, nor those that are still to be ended, nor its own, which may have come back."""
+    entry = replace(BEGUN, ended=("q-7", "q-8", "q-0"), ending=("q-0", "q-9"))
+    assert entry.ended_before("q-1", ()) == ("q-0", "q-9")
+    assert entry.ended_before("q-9", ("q-0", "q-1")) == ("q-7", "q-8")
+
+
 def test_a_plan_is_told_by_its_time_and_what_the_sources_will_have_read() -> None:
     batch, pinned = '{"batchTimestampMs": 7, "conf": {}}', '{"batchTimestampMs": 7, "conf": {"a": "b"}}'
     ends = [("left", '{"t":{"0":3}}'), ("right", "-")]
@@ -147,6 +154,7 @@ def test_what_no_start_could_read_is_not_decided(log: SinkLog, text: str) -> Non
         {"before": -2},
         {"ending": ["../q"]},
         {"ending": [1]},
+        {"ended": ["../q"]},
         {"rows": -1},
         {"handles": {}},
         {"handles": ["gid"]},

@@ -216,7 +216,7 @@ def test_a_twin_that_prepares_late_is_aborted_in_the_same_run(url: str) -> None:
 
 
 def test_what_came_after_the_successors_start_is_not_left(url: str) -> None:
-    """The one before is a saved query, whose place a restored one has taken: no later start looks for its parts."""
+    """The one before is a saved query, whose place a restored one has taken, and which may not start for months."""
     target = Target(has_mark=False)
     run = coordinator(url, target, QUERY)
     run.start(0, SCHEMA)
@@ -226,6 +226,28 @@ def test_what_came_after_the_successors_start_is_not_left(url: str) -> None:
         run.finish(0, Prepared(({"id": "ended"}, {"id": "late"}), 2))
     assert not target.prepared
     assert set(target.visible) == {"query-2-0"}
+
+
+class _Apart(ModelSink):
+    """Tells queries' parts from each other, as all real sinks do."""
+
+    def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
+        return [each for each in super().leftovers(query) if str(each["id"]).startswith(query.query_id)]
+
+
+def test_what_ended_queries_prepare_late_is_aborted_by_the_next_start(url: str) -> None:
+    """A driver that was frozen wakes up, its tasks prepare, and it dies: its parts may hold locks.
+
+    Each look costs: of the queries that followed each other, the last two are asked for.
+    """
+    target, queries = Target(has_mark=False), [f"query-{number}" for number in range(1, 5)]
+    for before, query_id in zip([None, *queries], queries, strict=False):
+        query = SinkQuery("model", query_id, before)
+        Coordinator(_Apart(target, Crash()), query, open_storage(url), 100).start(0, SCHEMA)
+    target.prepared |= dict.fromkeys([f"{query_id}-late" for query_id in queries], 0)
+    for _ in range(2):
+        Coordinator(_Apart(target, Crash()), query, open_storage(url), 100).start(0, SCHEMA)
+        assert list(target.prepared) == ["query-1-late"]
 
 
 class _Landing(WrappedStorage):
