@@ -6,6 +6,7 @@
         versions/17-9f3c…/            as `holdfast.backends.run_files.backend` shows, and so are merges/, staging/, …
             version                   which runs make it up, and above which generation
         generations/<id>/             immutable databases: `holdfast.backends.rocksdb.generation`
+        database-read                 empty: block caches have half of the shard's memory
 
     version 17     [aa bb cc]                                 no generation yet
     moved          [aa bb] = generation 7c                    in the background: both say the same
@@ -31,7 +32,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from rocksdict import Rdict
 
@@ -46,7 +47,6 @@ from holdfast.backends.rocksdb.frozen import FrozenGeneration
 from holdfast.backends.rocksdb.generation import (
     NOT_WHOLE,
     OPEN,
-    READERS,
     GenerationView,
     OpenGeneration,
     broken_file,
@@ -65,8 +65,18 @@ from holdfast.backends.schema import TableSchema
 from holdfast.errors import ConflictError, CorruptionError, HoldfastError, NotFoundError
 
 _T = TypeVar("_T")
+_VERSIONS, _READ = "versions", "database-read"
+
+
+class _Shards(NamedTuple):
+    """How many shards an executor has, and of how many the database was ever read."""
+
+    number: int
+    read: int
+
+
 #: By an executor's directory and its shards' depth: their number, and the modification times of the folders above them.
-_COUNTED: dict[tuple[Path, int], tuple[int, dict[str, int]]] = {}
+_COUNTED: dict[tuple[Path, int], tuple[_Shards, dict[str, int]]] = {}
 #: A second change within this time may leave a folder's modification time unchanged.
 _TICK_MS = 2_000
 
@@ -103,8 +113,9 @@ class RocksDBBackend(FilesystemBackend):
         folder = self._generations / version.generation
         with ExitStack() as undo, local_files.reading(folder):
             lock = undo.enter_context(lock_shared(folder))
+            self._note_reading()
             try:
-                opened = OPEN.open(folder, self.executor_directory, self._rocksdb.cache_bytes, self.new_id)
+                opened = OPEN.open(folder, self.executor_directory, self._cache_bytes(), self.new_id)
                 floor = _LockedView(opened, self.tables, lock, self._set_aside_generation)
             except CorruptionError as exc:
                 raise self._set_aside_generation(version.generation, exc) from exc
@@ -207,16 +218,27 @@ class RocksDBBackend(FilesystemBackend):
         return min(super()._commit_merge_limit_bytes(), self.share_bytes() // 2)
 
     def share_bytes(self) -> int:
-        """Return how many bytes of the shard may be in runs: the shards of an executor share one limit.
+        """Return how many bytes of the shard may be in runs: its part of the memory, half once it has a database."""
+        part_bytes = self._rocksdb.memory_bytes // self._shards().number
+        return part_bytes // 2 if local_files.list_folder(self._generations) else part_bytes
 
-        Until a process of the executor reads a database, nothing is in block caches, and runs may have their part, too.
-        """
-        shards = 1
-        if self.directory.is_relative_to(self.executor_directory):  # else it is being taken over
-            depth = len(self.directory.relative_to(self.executor_directory).parts)
-            shards = max(1, _shards_below(self.executor_directory, depth, self._versions.name))
-        has_caches = bool(local_files.list_folder(self.executor_directory / READERS))
-        return self._rocksdb.runs_bytes(has_caches=has_caches) // shards
+    def _cache_bytes(self) -> int:
+        """Return what block caches may hold: the other halves, of the shards whose databases are read."""
+        shards = self._shards()
+        return self._rocksdb.memory_bytes // shards.number // 2 * shards.read
+
+    def _shards(self) -> _Shards:
+        if not self.directory.is_relative_to(self.executor_directory):  # it is being taken over
+            return _Shards(1, 1)
+        return _shards_below(self.executor_directory, len(self.directory.relative_to(self.executor_directory).parts))
+
+    def _note_reading(self) -> None:
+        mark = self.directory / _READ
+        if not os.path.lexists(mark):
+            with local_files.writing(mark):
+                mark.touch(mode=0o600)
+            with suppress(OSError):
+                os.utime(self.directory.parent)  # all processes count anew
 
     def maintain(self, pointer: Pointer) -> int:
         """Move what all versions share into the next generation if runs exceed the shard's memory; else merge runs.
@@ -227,8 +249,10 @@ class RocksDBBackend(FilesystemBackend):
 
     def _move(self, pointer: Pointer) -> int:
         with self._floored(self._read_version(pointer)) as version:
+            if sum(file.size_bytes for file in version.files) <= self.share_bytes():
+                return 0
             settled = self._settled(version)
-            if sum(file.size_bytes for files in settled.values() for file in files) <= self.share_bytes():
+            if not settled:
                 return 0
             folder = self._version_folder(pointer)
             runs = {t: parts_of(self._reader.open_all(folder, files, t, verify=True)) for t, files in settled.items()}
@@ -374,14 +398,14 @@ class _LockedView(GenerationView):
         self._lock.close()
 
 
-def _shards_below(root: Path, depth: int, mark: str) -> int:
-    """Count the shards of this name at a depth; only changed folders are counted again, since each commit asks."""
+def _shards_below(root: Path, depth: int) -> _Shards:
+    """Count the shards at a depth; only changed folders are counted again, since each call asks."""
     known = _COUNTED.pop((root, depth), None)
     if known is not None:
-        count, folders = known
+        found, folders = known
         if all(_modified_ns(folder) == known_ns for folder, known_ns in folders.items()):
-            _COUNTED[root, depth] = count, folders
-            return count
+            _COUNTED[root, depth] = found, folders
+            return found
     now_ms, folders, level = clock.now_ms(), dict[str, int](), [os.fspath(root)]
     for _ in range(depth):
         below = []
@@ -391,10 +415,11 @@ def _shards_below(root: Path, depth: int, mark: str) -> int:
                 below += [f"{folder}/{name}" for name in os.listdir(folder) if name[0] != "."]
                 folders[folder] = modified_ns
         level = below
-    count = sum(os.path.lexists(f"{folder}/{mark}") for folder in level)
+    shards = [folder for folder in level if os.path.lexists(f"{folder}/{_VERSIONS}")]
+    found = _Shards(max(1, len(shards)), sum(os.path.lexists(f"{folder}/{_READ}") for folder in shards))
     if folders and max(folders.values()) // 1_000_000 < now_ms - _TICK_MS:
-        _COUNTED[root, depth] = count, folders
-    return count
+        _COUNTED[root, depth] = found, folders
+    return found
 
 
 def _modified_ns(folder: str) -> int:

@@ -18,7 +18,7 @@ Invariants
 * **the same folder**: a generation is found by the inode of its folder, which is locked by whoever reads it.
 * **bounded**: `MOST_OPEN` databases, the most recently used ones, and one block cache. What all processes of an
   executor may have in caches is shared out evenly: each has a folder below ``rocksdb-readers``, locked as long as the
-  process lives, so each knows how many they are.
+  process lives, whose name says what the process has. Nobody takes what another still has.
 * **let go**: a generation that was taken away is closed by the next call; a forked process begins with none.
 """
 
@@ -65,7 +65,8 @@ _T = TypeVar("_T")
 READERS = "rocksdb-readers"
 #: RocksDB's own objects take half a MiB for each.
 MOST_OPEN = 64
-_CACHE_BYTES_MIN = 4 << 20
+# RocksDB cuts a cache into parts when it is made, by its size.
+_NEW_CACHE_BYTES = 4 << 20
 
 
 class GenerationView(View):
@@ -224,27 +225,42 @@ class OpenGeneration(NamedTuple):
 
 
 class CacheShare:
-    """One process's share of an executor's block caches; `folder` has an entry for each of its processes."""
+    """One process's share of an executor's block caches; `home` has a folder ``<name>.<share>`` for each process."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self.folder = folder / name
+    def __init__(self, home: Path, name: str) -> None:
+        self._home, self._name = home, name
+        self.folder, self.size_bytes = home / f"{name}.0", 0
         self._lock = lock_folder(self.folder)
-        self._seen: list[str] = []
-        self.cache = Cache(_CACHE_BYTES_MIN)
-        self._size_bytes = _CACHE_BYTES_MIN
+        self._seen: tuple[int, list[str]] | None = None
+        self.cache = Cache(_NEW_CACHE_BYTES)
+        self.cache.set_capacity(0)
 
     def share_out(self, budget_bytes: int) -> None:
-        """Take an equal share of a budget; costs one listing while the processes stay the same."""
-        names = list_folder(self.folder.parent)
-        if names != self._seen:
-            self._seen = [name for name in names if name == self.folder.name or self._is_alive(name)]
-        size_bytes = max(_CACHE_BYTES_MIN, budget_bytes // max(1, len(self._seen)))
-        if size_bytes != self._size_bytes:
-            self.cache.set_capacity(size_bytes)
-            self._size_bytes = size_bytes
+        """Take an equal share of a budget, of what others leave; costs one listing while the processes stay the same.
+
+        If another process does so at this moment, the next call does.
+        """
+        if self._seen == (budget_bytes, list_folder(self._home)):
+            return
+        with try_lock_alone(self._home) as is_mine:
+            if not is_mine:
+                return
+            others = [name for name in list_folder(self._home) if name != self.folder.name and self._is_alive(name)]
+            fair_bytes = budget_bytes // (1 + len(others))
+            left_bytes = budget_bytes - sum(int(name.rpartition(".")[2]) for name in others)
+            self._take(max(0, min(fair_bytes, left_bytes)))
+            self._seen = (budget_bytes, list_folder(self._home)) if self.size_bytes == fair_bytes else None
+
+    def _take(self, size_bytes: int) -> None:
+        if size_bytes != self.size_bytes:
+            path = self._home / f"{self._name}.{size_bytes}"
+            with writing(path), suppress(FileNotFoundError):  # a cleaner was here: see `is_counted`
+                os.rename(self.folder, path)
+                self.folder, self.size_bytes = path, size_bytes
+                self.cache.set_capacity(size_bytes)
 
     def _is_alive(self, name: str) -> bool:
-        path = self.folder.parent / name
+        path = self._home / name
         with try_lock_alone(path) as is_left:
             if is_left:
                 with suppress(OSError):
@@ -256,6 +272,7 @@ class CacheShare:
         return self.folder.is_dir()
 
     def close(self) -> None:
+        self.cache.set_capacity(0)  # a database may still use it
         self._lock.close()
 
 

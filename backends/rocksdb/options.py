@@ -5,9 +5,10 @@ Set as ``spark.holdfast.rocksdb.<option>``:
 =================  =========  ==========================================================================
 option             default    meaning
 =================  =========  ==========================================================================
-memory             512m       what an executor gives to state: to runs that are not moved into databases yet,
-                              beside those of the last micro-batches; where a process reads a database, half to
-                              these, half to the block caches of all its processes; 16m at least
+memory             512m       what an executor gives to state, an equal part to each of its shards: to runs that
+                              are not moved into databases yet, beside those of the last micro-batches; once the
+                              shard has a database, half to these, half to the block caches of all processes; 16m
+                              at least
 compression        lz4        none, lz4, snappy; zstd: lz4, and zstd at the bottom level, smaller by 7 %, slower
 =================  =========  ==========================================================================
 
@@ -77,15 +78,6 @@ class RocksDBOptions:
                 memory=values["memory"],
             )
         return found
-
-    def runs_bytes(self, *, has_caches: bool) -> int:
-        """Return what the shards of an executor may hold in runs before these are moved."""
-        return self.memory_bytes - (self.cache_bytes if has_caches else 0)
-
-    @property
-    def cache_bytes(self) -> int:
-        """Size of the block caches of all of an executor's processes."""
-        return self.memory_bytes // 2
 
 
 def reader_options(cache: Cache) -> Options:

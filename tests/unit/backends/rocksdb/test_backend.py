@@ -21,7 +21,7 @@ from holdfast import clock
 from holdfast.backends.base import Pointer, View
 from holdfast.backends.local.folder_locks import lock_shared
 from holdfast.backends.rocksdb import backend as rocksdb
-from holdfast.backends.rocksdb import generation, reads
+from holdfast.backends.rocksdb import generation, options, reads
 from holdfast.backends.rocksdb.backend import RocksDBBackend
 from holdfast.backends.rocksdb.generation import OPEN, READERS, CacheShare, OpenGenerations
 from holdfast.errors import ClosedError, InvalidArgumentError, NotFoundError, UnavailableError
@@ -143,15 +143,42 @@ def test_shards_of_an_executor_share_what_may_lie_in_runs(tmp_path: Path, monkey
                     os.utime(folder, (1, 1))
                 with monkeypatch.context() as kept:
                     assert shards[0].share_bytes() == whole // (7 - left)
-                    kept.setattr(os, "listdir", lambda path: [] if Path(path).name == READERS else None)
+                    kept.setattr(os, "listdir", lambda path: [] if Path(path).name == "generations" else None)
                     assert shards[1].share_bytes() == whole // (7 - left), "no shard is looked at"
             change()
             assert [shard.share_bytes() for shard in shards[:3]] == [whole // left] * 3
     for shard in shards[1:]:
         shutil.rmtree(shard.directory)
     assert shards[0].share_bytes() == whole
-    CacheShare(tmp_path / READERS, "first")
+    (shards[0].directory / "generations/one").mkdir(parents=True)
     assert shards[0].share_bytes() == whole // 2, "block caches have the other half"
+
+
+def test_runs_and_caches_stay_within_the_memory_of_an_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the first database is read, while all other shards have runs as if there were no caches."""
+    monkeypatch.undo()
+    monkeypatch.setattr(options, "MEMORY_BYTES_MIN", 0)
+    monkeypatch.setattr(rocksdb, "OPEN", opened := OpenGenerations())
+    memory_bytes, rows, chance = 200_000, 100, random.Random(0)
+    settings = {"memory": str(memory_bytes)}
+    shards = [RocksDBBackend(tmp_path / "disk" / str(n), TABLES, clock.new_id, settings, tmp_path) for n in range(4)]
+    newest: dict[RocksDBBackend, Pointer] = {}
+    caches = set()
+    calls = [*shards[1:] * 11, *shards[:1] * 25, *chance.choices(shards, k=100)]
+    for step, shard in enumerate(calls):
+        accepted, new = newest.get(shard), Pointer(step + 1, "w")
+        if accepted:
+            with shard.view(accepted) as view:
+                users(view, "ann")
+            shard.drop([held for held in shard.versions() if held != accepted])
+        run = counts(*((chance.randbytes(8).hex(), step) for _ in range(rows)))
+        shard.apply(accepted, new, run, {})
+        shard.maintain(new)
+        newest[shard] = new
+        runs_bytes = sum(file.size_bytes for held in newest for file in held._read_version(newest[held]).files)
+        caches.add(cache_bytes := sum(share.size_bytes for share in opened._shares.values()))
+        assert runs_bytes + cache_bytes <= memory_bytes + 2 * len(shards) * run["counts"].size_bytes
+    assert max(caches) == memory_bytes // 2, "all databases are read"
 
 
 class Yielding(dict[Any, Any]):
@@ -358,19 +385,23 @@ def test_tables_that_did_not_change_are_the_same_files(shard: RocksDBBackend) ->
 
 
 def test_caches_of_an_executor_are_shared_out_among_its_processes(tmp_path: Path) -> None:
-    """What one process may have follows from how many live; one that has ended is not counted."""
+    """All have as much, and none takes what another still has; one that has ended does not count."""
     first = CacheShare(tmp_path / READERS, "first")
     first.share_out(64 << 20)
-    assert first._size_bytes == 64 << 20
+    assert first.size_bytes == 64 << 20
     second = CacheShare(tmp_path / READERS, "second")
-    for share in (first, second):
+    for share, size_bytes in ((second, 0), (first, 32 << 20), (second, 32 << 20), (first, 32 << 20)):
         share.share_out(64 << 20)
-        assert share._size_bytes == 32 << 20
+        assert share.size_bytes == size_bytes
     second.close()
-    (tmp_path / READERS / "third").mkdir()  # of a process that was killed
+    (tmp_path / READERS / "third.9").mkdir()  # of a process that was killed
     first.share_out(64 << 20)
-    assert first._size_bytes == 64 << 20
-    assert os.listdir(tmp_path / READERS) == ["first"]
+    assert first.size_bytes == 64 << 20
+    assert os.listdir(tmp_path / READERS) == [f"first.{64 << 20}"]
+    third = CacheShare(tmp_path / READERS, "third")
+    first.close()  # it has ended, and nobody else takes notice
+    third.share_out(64 << 20)
+    assert third.size_bytes == 64 << 20
 
 
 def test_few_generations_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
