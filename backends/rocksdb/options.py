@@ -9,7 +9,7 @@ memory             512m       what an executor gives to state, an equal part to 
                               are not moved into databases yet, beside those of the last micro-batches; once the
                               shard has a database, half to these, half to the block caches of all processes; 16m
                               at least
-compression        lz4        none, lz4, snappy; zstd: lz4, and zstd at the bottom level, smaller by 7 %, slower
+compression        lz4        none, lz4; zstd: lz4, and zstd at the bottom level, smaller by 7 %, slower
 =================  =========  ==========================================================================
 
 Everything else is fixed: docs/decisions/0009-rocksdb.md has the figures.
@@ -37,7 +37,7 @@ from rocksdict import (
 from holdfast.backends.options import parse_options, parse_size
 from holdfast.errors import InvalidArgumentError
 
-_COMPRESSIONS = ("none", "lz4", "zstd", "snappy")
+_COMPRESSIONS = ("none", "lz4", "zstd")
 MEMORY_BYTES_MIN = 16 << 20
 _BLOCK_BYTES, _BLOOM_BITS = 4 << 10, 10
 #: Size of an index or a filter that is held by itself.

@@ -473,7 +473,7 @@ def test_options_are_read() -> None:
     [
         ({"memory": "15m"}, r"spark\.holdfast\.rocksdb\.memory is too small.*16m or more"),
         ({"memory": "much"}, "a size such as 512m"),
-        ({"compression": "gzip"}, "must be one of none, lz4, zstd, snappy"),
+        ({"compression": "gzip"}, "must be one of none, lz4, zstd"),
         ({"blockSize": "4k"}, "unknown setting"),
     ],
 )
