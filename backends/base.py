@@ -46,7 +46,7 @@ from holdfast.backends.frozen_files import FrozenFiles
 from holdfast.backends.options import parse_options
 from holdfast.backends.run import Run
 from holdfast.backends.schema import Keys, TableSchema, find_table
-from holdfast.errors import InvalidArgumentError, NotFoundError
+from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 
 #: Version of this seam. A backend states the one it was built for; others are refused.
 CONTRACT_VERSION = 2
@@ -261,6 +261,14 @@ class Backend(ABC):
         """Return a version's properties without opening its rows. Raises as `view`."""
         with self.view(pointer) as view:
             return view.properties
+
+    def is_whole(self, pointer: Pointer) -> bool:
+        """Tell whether a version is held here and can be opened."""
+        try:
+            self.view(pointer).close()
+        except (NotFoundError, CorruptionError):
+            return False
+        return True
 
     @abstractmethod
     def apply(self, base: Pointer | None, new: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:

@@ -130,7 +130,7 @@ class RunFilesBackend(Backend):
 
     def load(self, pointer: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
         self.require_tables(runs)
-        if self._is_whole(pointer):
+        if self.is_whole(pointer):
             return
         with self._stage() as staged:
             stacks = {t: [self._write_run(t, run.size_bytes, [run], staged)] for t, run in runs.items() if len(run)}
@@ -145,16 +145,9 @@ class RunFilesBackend(Backend):
                 return
             except ConflictError:
                 # Another process has already restored it, or the copy there has lost files.
-                if self._is_whole(pointer):
+                if self.is_whole(pointer):
                     return
                 self._retire(self._version_folder(pointer))
-
-    def _is_whole(self, pointer: Pointer) -> bool:
-        try:
-            self.view(pointer).close()
-        except (NotFoundError, CorruptionError):
-            return False
-        return True
 
     def freeze(self, pointer: Pointer) -> list[Path]:
         """See `Backend.freeze`. Cost: one read of the runs that were not frozen before, or were touched since."""
@@ -171,7 +164,7 @@ class RunFilesBackend(Backend):
     def thaw(self, pointer: Pointer, folder: Path) -> None:
         """See `Backend.thaw`. Cost: one read; nothing is synced, since durable storage has the files."""
         with local_files.taken_folder(folder, self._staging, self.new_id(), fsync=False) as staged, ExitStack() as held:
-            if self._is_whole(pointer):
+            if self.is_whole(pointer):
                 return
             self._require_room(0)  # the folder is held already
             with local_files.requiring_whole(folder):

@@ -135,7 +135,7 @@ class ParquetBackend(Backend):
                 return
             except ConflictError:
                 # Another process has restored it first, or what stands there has lost files.
-                if self._is_whole(pointer):
+                if self.is_whole(pointer):
                     return
                 self.drop([pointer])
 
@@ -147,7 +147,7 @@ class ParquetBackend(Backend):
 
     def thaw(self, pointer: Pointer, folder: Path) -> None:
         with local_files.taken_folder(folder, self._staging, self.new_id(), fsync=False) as staged:
-            if self._is_whole(pointer):
+            if self.is_whole(pointer):
                 return
             with local_files.requiring_whole(folder):
                 version = self._read_version(staged.path, pointer)
@@ -186,13 +186,6 @@ class ParquetBackend(Backend):
     def _staged(self) -> AbstractContextManager[StagedFolder]:
         # Not synced: what a power cut damages is noticed, set aside, and restored from durable storage.
         return local_files.staged_folder(self._staging, self.new_id(), fsync=False)
-
-    def _is_whole(self, pointer: Pointer) -> bool:
-        try:
-            self.view(pointer).close()
-        except (NotFoundError, CorruptionError):
-            return False
-        return True
 
     def _read_version(self, folder: Path, pointer: Pointer) -> Mapping[str, Any]:
         version = local_files.read_header(folder / _VERSION, _VERSION_KIND)
