@@ -22,6 +22,18 @@ What a backend promises
   `CorruptionError` that names the file, and is set aside, so that the next attempt restores it.
 * **concurrent**: any number of views; calls from several threads and processes need no lock.
 
+What one implements
+-------------------
+::
+
+    Backend    must: versions, view                    which there are, and reading one
+                     apply, load, drop                 making one from another, or from all its rows; forgetting it
+                     freeze, thaw                      turning one into files, for snapshots, and back
+                     statistics, close
+               may:  parse_options, properties, open_frozen, maintain, verify, remove_leftovers
+    View       must: properties, get, scan, close
+               may:  scan_prefix
+
 It promises no durability: commits are made durable elsewhere before their pointer is used. `holdfast.mvcc` chooses
 pointers, keeps transactions and drops old versions. A plug-in subclasses `Backend` and `View`, registers under the
 entry point group ``holdfast.backends``, and proves itself with `holdfast.testing.BackendContract`.
