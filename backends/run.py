@@ -74,7 +74,7 @@ class Run:
         batch = pa.RecordBatch.from_arrays(columns, schema=schema.columns)
         if n and (keys.hashes[1:] > keys.hashes[:-1]).all():
             return cls(schema, batch)
-        return cls(schema, take(batch, _newest_rows(keys.hashes, keys.columns)))
+        return cls(schema, _newest(batch, keys))
 
     def __len__(self) -> int:
         return self.batch.num_rows
@@ -256,12 +256,14 @@ def _null_rows(schema: pa.Schema, n: int) -> pa.RecordBatch:
     return arrow_rows.from_columns([pa.nulls(n, f.type) for f in schema], schema, n)
 
 
-def _newest_rows(hashes: HashArray, keys: pa.RecordBatch) -> IntArray:
-    """Return the last row of each key, ordered by (hash, key)."""
-    order = order_rows(hashes, keys)
+def _newest(batch: pa.RecordBatch, keys: Keys) -> pa.RecordBatch:
+    """Return the last row of each key, ordered by (hash, key); `keys` has the key of each row."""
+    order = order_rows(keys.hashes, keys.columns)
     last = np.ones(len(order.first), np.bool_)
     last[:-1] = order.first[1:]
-    return order.rows[last]
+    rows = order.rows[last]
+    is_in_order = len(rows) == len(batch) and bool((rows[1:] > rows[:-1]).all())
+    return batch if is_in_order else take(batch, rows)
 
 
 def merge_runs(runs: Sequence[Run], *, drop_deletes: bool) -> Run:
@@ -275,9 +277,7 @@ def merge_runs(runs: Sequence[Run], *, drop_deletes: bool) -> Run:
     else:
         together = Run(schema, _concatenate([run.projected(schema) for run in runs]))
         del runs  # a large commit's writes go before its rows are put in order
-        rows = _newest_rows(together.hashes, together.keys)
-        in_order = len(rows) == len(together) and bool((rows[1:] > rows[:-1]).all())
-        merged = together if in_order else Run(schema, take(together.batch, rows))
+        merged = Run(schema, _newest(together.batch, Keys(together.hashes, together.keys)))
     if drop_deletes and merged.deleted.any():
         merged = Run(schema, arrow_rows.filter_rows(merged.batch, ~merged.deleted))
     return merged

@@ -22,6 +22,7 @@ from holdfast.backends.arrow.rows import (
     BoolArray,
     HashArray,
     IntArray,
+    distinct,
     filter_rows,
     from_columns,
     order_rows,
@@ -245,7 +246,7 @@ def _begun_with(runs: Sequence[Run], prefixes: Keys) -> Iterator[Run]:
         return
     ends = (min(run.ends[0] for run in runs), max(run.ends[1] for run in runs))
     near = prefixes.take(np.arange(*_places(prefixes.hashes, *ends)))
-    hashes = np.unique(near.hashes)
+    hashes = distinct(near.hashes)
     found = [_taken(run, rows_of(run.hashes, hashes)).with_prefixes(near) for run in runs] if len(near) else []
     yield from _live([run for run in found if len(run)])
 
