@@ -27,9 +27,10 @@ Of several rows of the right side with one key and time, the last to come replac
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -38,7 +39,9 @@ from holdfast import clock
 from holdfast.backends.arrow.rows import (
     BoolArray,
     IntArray,
+    distinct,
     from_columns,
+    order_numbers,
     order_rows,
     storage_type,
     take,
@@ -47,6 +50,7 @@ from holdfast.backends.arrow.rows import (
 )
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
+from holdfast.spark_integration.operators.places import Places
 from holdfast.spark_integration.processor.state.variable_tables import free_name
 from holdfast.spark_integration.shard.operator import ShardInput
 from holdfast.spark_integration.spark_types import conform_output
@@ -112,6 +116,14 @@ class SideRows:
         return [self.at.take(pa.array(rows)), *take(self.values, rows).columns]
 
 
+class Waiting(NamedTuple):
+    """Rows of one side that wait, each until its end."""
+
+    new: SideRows
+    rows: IntArray
+    end_us: IntArray
+
+
 @dataclass(frozen=True)
 class Sides:
     """Both streams."""
@@ -144,7 +156,8 @@ class Sides:
         is_whole = ~np.logical_or.reduce([to_bools(column.is_null()) for column in keys.columns.columns])
         is_left = to_bools(batch.rows.column(IS_LEFT))
         found = []
-        for side, rows in ((self.left, np.flatnonzero(is_left)), (self.right, np.flatnonzero(~is_left))):
+        for side, is_own in ((self.left, is_left), (self.right, ~is_left)):
+            rows = order.rows[is_own[order.rows]]
             own = take_rows(batch.rows.select([AT, *side.value_types.names]).to_batches(), rows)
             at = _stored(own.select([AT]), pa.schema([side.time.with_name(AT)])).column(0)
             values = _stored(own.drop_columns([AT]), side.value_types)
@@ -152,12 +165,14 @@ class Sides:
             found.append(SideRows(side, of_row[rows], at, values, can_match, np.zeros(len(rows), np.bool_)))
         return keys, found[0], found[1]
 
-    def keep(
-        self, new: SideRows, keys: Keys, rows: IntArray, end_us: IntArray, transaction: Transaction, ends: Ends
-    ) -> None:
+    def keep(self, waiting: Iterable[Waiting], keys: Keys, transaction: Transaction, ends: Ends) -> None:
         """Store rows that wait, each until its end."""
-        if not len(rows):
-            return
+        entries, end_us = zip(*((self._entries(one, keys, transaction), one.end_us) for one in waiting), strict=True)
+        ends.add(Keys.concat(entries), np.concatenate(end_us))
+
+    def _entries(self, waiting: Waiting, keys: Keys, transaction: Transaction) -> Keys:
+        """Store rows of one side; return their entries in the index."""
+        new, rows = waiting.new, waiting.rows
         grouping, n = keys.take(new.key[rows]), len(rows)
         of_time = [*grouping.columns.columns, new.at.take(pa.array(rows))]
         numbers = pa.array((int(clock.new_id(), 16) >> 2) + np.arange(n)) if new.side.is_numbered else None
@@ -166,7 +181,7 @@ class Sides:
         self.put(new.side, stored, take(new.values, rows).columns, new.has_matched[rows], transaction)
         (index,) = Ends.tables(self._index_key).values()
         of_side = [pa.nulls(n, pa.int64()) if numbers is None else numbers, pa.repeat(new.side is self.left, n)]
-        ends.add(Keys(grouping.hashes, from_columns([*of_time, *of_side], index.key, n)), end_us)
+        return Keys(grouping.hashes, from_columns([*of_time, *of_side], index.key, n))
 
     def put(
         self, side: JoinSide, keys: Keys, values: list[pa.Array], has_matched: BoolArray, transaction: Transaction
@@ -264,16 +279,18 @@ class _Call:
         self._keys, self._left, self._right = join.sides.rows_of(batch)
 
     def output(self) -> Iterator[pa.RecordBatch]:
-        near_left, near_right = (Near(new.times, self._join.within_us) for new in (self._left, self._right))
+        within_us, keys = self._join.within_us, len(self._keys)
+        near_left, near_right = (Near(new.times, within_us, keys) for new in (self._left, self._right))
         yield from self._matched(self._left, self._right, near_right)
         yield from self._matched_waiting(self._sides.left, self._right, near_right)
         yield from self._matched_waiting(self._sides.right, self._left, near_left)
-        for new in (self._left, self._right):
-            yield from self._kept(new)
+        left = yield from self._waiting(self._left)
+        right = yield from self._waiting(self._right)
+        self._sides.keep((left, right), self._keys, self._transaction, self._ends)
 
     def _matched_waiting(self, side: JoinSide, new: SideRows, near: Near) -> Iterator[pa.RecordBatch]:
         entries = EntryRows(self._transaction, side.state, len(self._sides.key_types), None)
-        asked = np.unique(new.key[new.can_match])
+        asked = distinct(new.key[new.can_match])
         for some in entries.scan(self._keys.take(asked)):
             every, has_matched = np.arange(len(some)), np.zeros(len(some), np.bool_)
             waiting = SideRows(side, asked[some.places], some.own_keys.column(0), some.values, every, has_matched)
@@ -293,8 +310,8 @@ class _Call:
             columns = {rows.side.table: rows.shown(row), new.side.table: new.shown(other)}
             yield self._sides.shown(self._keys.take(rows.key[row]), columns, self._batch.operator)
 
-    def _kept(self, new: SideRows) -> Iterator[pa.RecordBatch]:
-        """Store waiting rows; in an outer join, yield those that can never match."""
+    def _waiting(self, new: SideRows) -> Generator[pa.RecordBatch, None, Waiting]:
+        """Return the rows that wait; in an outer join, yield those that can never match."""
         end_us = new.at_us + self._join.within_us + BEYOND_MS * 1000
         waits = to_bools(new.at.is_valid()) & (due_of(end_us) >= (self._batch.times.watermark_ms or 0))
         if new.side.notes_matches:
@@ -304,7 +321,7 @@ class _Call:
             rows = np.flatnonzero(waits)
         else:
             rows = new.can_match[waits[new.can_match]]
-        self._sides.keep(new, self._keys, rows, end_us[rows], self._transaction, self._ends)
+        return Waiting(new, rows, end_us[rows])
 
 
 @dataclass(frozen=True)
@@ -337,9 +354,9 @@ class AsofJoin(OperatorFunction):
     def _kept(self, batch: ShardInput, transaction: Transaction, ends: Ends) -> pa.RecordBatch:
         """Store rows that can still match; return the left rows that cannot."""
         keys, left, right = self.sides.rows_of(batch)
-        for new, wait_us in ((left, 0), (right, self.tolerance_us)):
-            rows = new.can_match
-            self.sides.keep(new, keys, rows, new.at_us[rows] + wait_us, transaction, ends)
+        both = (left, 0), (right, self.tolerance_us)
+        waiting = [Waiting(new, new.can_match, new.at_us[new.can_match] + wait_us) for new, wait_us in both]
+        self.sides.keep(waiting, keys, transaction, ends)
         alone = np.setdiff1d(np.arange(len(left.key)), left.can_match)
         return self.sides.shown(keys.take(left.key[alone]), {left.side.table: left.shown(alone)}, batch.operator)
 
@@ -355,7 +372,7 @@ class AsofJoin(OperatorFunction):
         for some in EntryRows(transaction, self.sides.right.state, len(keys.columns.columns), None).scan(keys):
             asked = np.flatnonzero(np.isin(rows.key, some.places))
             of_piece = KeyedTimes(some.places, microseconds(some.own_keys.column(0)))
-            found = Near(of_piece, self.tolerance_us).latest(rows.take(asked))
+            found = Near(of_piece, self.tolerance_us, len(keys)).latest(rows.take(asked))
             is_better = (found >= 0) & (of_piece.at[found] > best[asked])
             asked, found = asked[is_better], found[is_better]
             best[asked], place[asked] = of_piece.at[found], at_place + np.arange(len(found))
@@ -391,26 +408,20 @@ class KeyedTimes:
 
 
 class Near:
-    """Finds rows near others: of the same key, within a time."""
+    """Finds rows near others: of the same key, one of so many `keys`, within a time."""
 
-    def __init__(self, rows: KeyedTimes, within_us: int) -> None:
+    def __init__(self, rows: KeyedTimes, within_us: int, keys: int) -> None:
         self._rows = rows
-        self._times = np.unique(rows.at)
         self._within_us = within_us
-        places = self._place(rows.key, np.searchsorted(self._times, rows.at))
-        self._order = np.argsort(places, kind="stable")
-        self._places = places[self._order]
-
-    def _place(self, key: IntArray, rank: IntArray) -> IntArray:
-        """Return a number that grows with the key and, within a key, with the time's rank."""
-        return key * (len(self._times) + 1) + rank
+        self._places = Places(rows.at, keys)
+        places = self._places.of(rows.key, rows.at)
+        self._order = order_numbers(places.view(np.uint64))
+        self._sorted = places[self._order]
 
     def pairs(self, others: KeyedTimes) -> Iterator[tuple[IntArray, IntArray]]:
         """Yield the `others` near each row, a limited number of pairs at once."""
-        from_rank = np.searchsorted(self._times, others.at - self._within_us)
-        to_rank = np.searchsorted(self._times, others.at + self._within_us, side="right")
-        first = np.searchsorted(self._places, self._place(others.key, from_rank))
-        end = np.searchsorted(self._places, self._place(others.key, to_rank))
+        first = np.searchsorted(self._sorted, self._places.of(others.key, others.at - self._within_us))
+        end = np.searchsorted(self._sorted, self._places.of(others.key, others.at + self._within_us, "right"))
         so_far = np.cumsum(end - first)
         total = int(so_far[-1]) if len(so_far) else 0
         for start in range(0, total, _AT_ONCE):
@@ -422,8 +433,7 @@ class Near:
         """Return, for each of `others`, the latest near row at or before its time, or -1."""
         if not len(self._order):
             return np.full(len(others), -1)
-        rank = np.searchsorted(self._times, others.at, side="right")
-        found = self._order[np.searchsorted(self._places, self._place(others.key, rank)) - 1]
+        found = self._order[np.searchsorted(self._sorted, self._places.of(others.key, others.at, "right")) - 1]
         row = self._rows.take(found)
         is_near = (row.key == others.key) & (row.at <= others.at) & (row.at >= others.at - self._within_us)
         return np.where(is_near, found, -1)

@@ -22,13 +22,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructField
 
-from holdfast.backends.arrow.rows import BoolArray, IntArray, RowOrder, take
+from holdfast.backends.arrow.rows import BoolArray, IntArray, RowOrder, order_numbers, take
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import Transaction
@@ -50,6 +49,7 @@ from holdfast.spark_integration.operators.aggregation import (
     into_window,
     require_free,
 )
+from holdfast.spark_integration.operators.places import Places
 from holdfast.spark_integration.plan.arguments import has_no_result
 from holdfast.spark_integration.plan.definition import BEHIND_ANOTHER, KeyedRows, operator_plan
 from holdfast.spark_integration.plan.grouping_keys import Grouping
@@ -111,7 +111,8 @@ class Sessions(OperatorFunction):
         of_row = by_key.key_of_row
         entries = EntryRows(transaction, self._state, len(self._grouping.key), None)
         row_start, row_end = microseconds(batch.rows[WINDOW_START]), microseconds(batch.rows[WINDOW_END])
-        stored = _Merged.of(of_row, row_start, row_end, len(of_row)).touching(entries.scan(keys))
+        merged = _Merged.of(of_row, row_start, row_end, len(of_row))
+        stored = merged.touching(entries.scan(keys))
 
         own = [lifted(self.accumulators, batch.rows)]
         own += [pa.Table.from_batches([some.values.select(own[0].schema.names)]) for some in stored]
@@ -119,7 +120,8 @@ class Sessions(OperatorFunction):
         key = np.concatenate([of_row, *(some.places for some in stored)])
         start = np.concatenate([row_start, *(microseconds(some.own_keys.column(0)) for some in stored)])
         end = np.concatenate([row_end, *(microseconds(some.values.column(0)) for some in stored)])
-        merged = _Merged.of(key, start, end, len(of_row))
+        if len(key) > len(of_row):
+            merged = _Merged.of(key, start, end, len(of_row))
 
         kept = np.flatnonzero(merged.has_rows)
         whole = self._keys_of(entries, keys, merged.key[kept], merged.start[kept])
@@ -164,6 +166,7 @@ class _Merged:
     """Sessions made of parts, which are rows and stored sessions."""
 
     order: RowOrder  #: Of the parts by session
+    places: Places
     key: IntArray
     start: IntArray
     end: IntArray
@@ -174,51 +177,44 @@ class _Merged:
     @classmethod
     def of(cls, key: IntArray, start: IntArray, end: IntArray, rows: int) -> _Merged:
         """Merge parts that touch or overlap; the first ones are rows."""
-        is_stored = np.arange(len(key)) >= rows
+        places = Places(np.concatenate([start, end]), int(key.max()) + 1)
+        is_row = np.arange(len(key)) < rows
+        starts = places.of(key, start)
         # Of one start, what was stored comes first, so that it is seen to be there.
-        order = np.lexsort((~is_stored, start, key))
-        sorted_key, sorted_start, sorted_stored = key[order], start[order], is_stored[order]
-        last = _running_max(sorted_key, end[order])
+        order = order_numbers((2 * starts + is_row).view(np.uint64))
+        is_stored = ~is_row[order]
+        # Each key's largest end so far: the places of one are all before those of the next.
+        last = np.maximum.accumulate(places.of(key, end)[order])
         first = np.ones(len(order), np.bool_)
-        first[1:] = (sorted_key[1:] != sorted_key[:-1]) | (sorted_start[1:] > last[:-1])
+        first[1:] = starts[order[1:]] > last[:-1]
         begins = np.flatnonzero(first)
         of_part = np.cumsum(first) - 1
         has_rows = np.zeros(len(begins), np.bool_)
-        has_rows[of_part[~sorted_stored]] = True
+        has_rows[of_part[~is_stored]] = True
+        found = key[order[begins]]
         return cls(
             RowOrder(order, first),
-            sorted_key[begins],
-            sorted_start[begins],
-            last[np.append(begins[1:], len(order)) - 1],
+            places,
+            found,
+            start[order[begins]],
+            places.times(found, last[np.append(begins[1:], len(order)) - 1]),
             has_rows,
-            sorted_stored[begins],
-            order[sorted_stored & ~first],
+            is_stored[begins],
+            order[is_stored & ~first],
         )
 
     def touching(self, entries: Iterable[Entries]) -> list[Entries]:
         """Return the stored sessions that touch or overlap one of these, usually few per key."""
-        ends = np.unique(self.end)
-        places = self.key * (len(ends) + 1) + np.searchsorted(ends, self.end)
+        ends = self.places.of(self.key, self.end)
         found = []
         for some in entries:
             start, end = microseconds(some.own_keys.column(0)), microseconds(some.values.column(0))
             # Of each, the first one of its key that does not end before it starts.
-            first = np.searchsorted(places, some.places * (len(ends) + 1) + np.searchsorted(ends, start))
-            near = np.minimum(first, len(places) - 1)
-            is_near = (first < len(places)) & (self.key[near] == some.places) & (self.start[near] <= end)
+            first = np.searchsorted(ends, self.places.of(some.places, start))
+            near = np.minimum(first, len(ends) - 1)
+            is_near = (first < len(ends)) & (self.key[near] == some.places) & (self.start[near] <= end)
             found.append(some.take(np.flatnonzero(is_near)))
         return found
-
-
-def _running_max(key: npt.NDArray[np.int64], values: IntArray) -> IntArray:
-    """Return each key's largest value so far; keys ascend from 0."""
-    by_value = np.argsort(values, kind="stable")
-    rank = np.empty(len(values), np.int64)
-    rank[by_value] = np.arange(len(values))
-    # Whatever the times, a rank fits beside the key into 64 bits.
-    largest = np.maximum.accumulate(key * len(values) + rank) - key * len(values)
-    found: IntArray = values[by_value][largest]
-    return found
 
 
 def by_session(found: Aggregated, name: str) -> DataFrame:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import tempfile
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from holdfast.spark_integration.operators.accumulators import Accumulator, Count
 from holdfast.spark_integration.operators.aggregation import WINDOW_END, WINDOW_START, Aggregation, Window
 from holdfast.spark_integration.operators.deduplication import Deduplication
 from holdfast.spark_integration.operators.joins import AT, IS_LEFT, AsofJoin, Join, JoinSide, KeyedTimes, Near, Sides
+from holdfast.spark_integration.operators.places import Places
 from holdfast.spark_integration.operators.sessions import Sessions
 from holdfast.spark_integration.processor.state.variable_tables import JOINED_LEFT, JOINED_RIGHT, LATEST_RIGHT
 from holdfast.spark_integration.shard.operator import ShardFunction
@@ -436,7 +438,26 @@ def test_pairs_come_in_pieces(rows: list[tuple[int, int]], within: int, at_once:
     expected = {(i, j) for i, j in expected if abs(rows[i][1] - rows[j][1]) <= within}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(joins, "_AT_ONCE", at_once)
-        pieces = list(Near(of, within).pairs(of))
+        pieces = list(Near(of, within, 4).pairs(of))
     assert all(len(others) <= at_once for others, _ in pieces)
     found = [pair for others, near in pieces for pair in zip(others.tolist(), near.tolist(), strict=True)]
     assert sorted(found) == sorted(expected)
+
+
+NUMBERED = st.lists(st.tuples(st.integers(0, 3), st.integers(-9, 9) | st.sampled_from([-(2**63), 2**62, 2**63 - 1])))
+
+
+@given(NUMBERED, NUMBERED)
+def test_places_ascend_as_keys_and_times_do(rows: list[tuple[int, int]], others: list[tuple[int, int]]) -> None:
+    """However far apart times are, also of rows that are looked for among others."""
+    (key, at), (other_key, other_at) = (
+        (np.array([k for k, _ in pairs], np.int64), np.array([t for _, t in pairs], np.int64))
+        for pairs in (rows, others)
+    )
+    places, ascending = Places(at, 4), sorted(rows)
+    found = places.of(key, at)
+    assert [rows[i] for i in np.argsort(found, kind="stable")] == ascending
+    assert places.times(key, found).tolist() == at.tolist()
+    for side, bisect in (("left", bisect_left), ("right", bisect_right)):
+        expected = [bisect(ascending, other) for other in others]
+        assert np.searchsorted(np.sort(found), places.of(other_key, other_at, side)).tolist() == expected
