@@ -42,10 +42,11 @@ from pyspark.sql import types as T  # noqa: N812
 
 from holdfast.backends.schema import KEY_SIDE, VALUE_SIDE
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.operators.accumulators import Accumulator, Count, Extreme, Mean, Moments, Sum
+from holdfast.spark_integration.operators.accumulators import Accumulator, Count, Extreme, Mean, Moments, Picked, Sum
 from holdfast.spark_integration.operators.aggregation import WINDOW_START, Aggregation, Window, WindowPlaces
 from holdfast.spark_integration.operators.deduplication import Deduplication
 from holdfast.spark_integration.operators.sessions import SESSION_END, SESSION_START, Sessions
+from holdfast.spark_integration.operators.sketches import Registers
 from holdfast.spark_integration.savepoints.write import RowEnds, TableRows
 from holdfast.spark_integration.shard.operator import ShardFunction
 from holdfast.spark_integration.spark_types import Watermark, arrow_schema, require_key_types, types_of_keys
@@ -74,8 +75,13 @@ _BUFFERS = {
     "stddev_pop": ("n", "avg", "m2"),
     "variance": ("n", "avg", "m2"),
     "var_pop": ("n", "avg", "m2"),
+    "first": ("first", "valueSet"),
+    "first(ignorenulls)": ("first", "valueSet"),
+    "last": ("last", "valueSet"),
+    "last(ignorenulls)": ("last", "valueSet"),
+    "approx_count_distinct": (),  # "MS[0]", "MS[1]", …: ten registers of six bits each
 }
-_IS_EMPTY = "isEmpty"
+_IS_EMPTY, _IGNORES_NULLS = "isEmpty", "(ignorenulls)"
 _FUNCTION = re.compile(r"(\w+)(?:\((.+)\))?")
 _EXACT = 1 << 53  #: Below it, a double has each integer.
 _MOST_DIGITS = 38
@@ -283,11 +289,11 @@ def _accumulators(state: _State, first: int, described: Described) -> tuple[tupl
     at = first
     for name, text in described.aggregates.items():
         function, of = _parsed(name, text)
-        names = _BUFFERS[function]
+        names = _BUFFERS[function] or _words(state.values[at:])
         if state.values[at : at + 1] and function == "sum" and isinstance(state.values[at].dataType, T.DecimalType):
             names = (*names, _IS_EMPTY)
         buffers = state.values[at : at + len(names)]
-        if _names(buffers) != [*names]:
+        if not names or _names(buffers) != [*names]:
             raise _others(state, first, described)
         found = [state.value(place) for place in range(at, at + len(names))]
         of_sum = buffers[0].dataType
@@ -303,7 +309,14 @@ def _accumulators(state: _State, first: int, described: Described) -> tuple[tupl
             found[0] = _of_unscaled(found[0], of_sum)
         if names == _BUFFERS["mean"]:
             found[0] = F.when(found[1] != 0, found[0])
-        accumulators.append(_accumulator(name, function, of_sum))
+        if function == "approx_count_distinct":
+            registers = Registers(name, "", _register_bits(len(names)))
+            accumulators.append(registers)
+            found = [_registers(registers, at)]
+        else:
+            accumulators.append(_accumulator(name, function, of_sum))
+        if function.endswith(_IGNORES_NULLS):
+            found.pop()
         columns += found
         at += len(names)
     if at < len(state.values):
@@ -312,8 +325,31 @@ def _accumulators(state: _State, first: int, described: Described) -> tuple[tupl
     return tuple(accumulators), columns
 
 
+def _words(fields: Sequence[T.StructField]) -> tuple[str, ...]:
+    """Return the names of the buffers of one estimate of distinct values, which come first."""
+    names = [f"MS[{i}]" for i in range(len(fields))]
+    others = [i for i, field in enumerate(fields) if field.name != names[i]]
+    return (*names[: others[0] if others else None],)
+
+
+def _register_bits(words: int) -> int:
+    """Return of how many bits a register's number is, given the words of Spark's registers."""
+    return ((words - 1) * 10).bit_length()
+
+
+def _registers(of: Registers, first: int) -> Column:
+    """Return the registers that are not 0, given the place of the first word; see `Registers`."""
+    count, each = 1 << of.bits, of.fields()[0].type.value_type.bit_width
+    words = ", ".join(f"value.c{first + i}" for i in range(count // 10 + 1))
+    rank = f"shiftright(array({words})[i div 10], 6 * (i % 10)) & 63"
+    number = f"cast(shiftleft(i, 6) | ({rank}) AS {'smallint' if each == 16 else 'int'})"
+    return F.expr(f"filter(transform(sequence(0, {count - 1}), i -> {number}), register -> (register & 63) != 0)")
+
+
 def _parsed(name: str, text: str) -> tuple[str, T.DecimalType | None]:
     """Return an aggregate's function and, if it is said to take decimals, their type."""
+    if text in _BUFFERS:
+        return text, None
     match = _FUNCTION.fullmatch(str(text))
     function, of = match.groups() if match else (text, None)
     try:
@@ -339,7 +375,8 @@ def _others(state: _State, first: int, described: Described) -> InvalidArgumentE
 
 
 def _accumulator(name: str, function: str, t: T.DataType) -> Accumulator:
-    fits = T.AtomicType if _BUFFERS[function] in (("min",), ("max",)) else T.NumericType
+    which = _BUFFERS[function][0]
+    fits = {"min": T.AtomicType, "max": T.AtomicType, "first": T.DataType, "last": T.DataType}.get(which, T.NumericType)
     if not isinstance(t, fits):
         raise InvalidArgumentError(
             f"holdfast has no {function} of this type: leave this query as it is", column=name, type=t.simpleString()
@@ -351,8 +388,10 @@ def _accumulator(name: str, function: str, t: T.DataType) -> Accumulator:
         return Sum(name, "", arrow)
     if function in ("mean", "avg"):
         return Mean(name, "", arrow, arrow)
-    if fits is T.AtomicType:
-        return Extreme(name, "", arrow, "min" if _BUFFERS[function] == ("min",) else "max")
+    if which in ("min", "max"):
+        return Extreme(name, "", arrow, "min" if which == "min" else "max")
+    if which in ("first", "last"):
+        return Picked(name, "", arrow, "first" if which == "first" else "last", function.endswith(_IGNORES_NULLS))
     return Moments(name, "", is_sample=not function.endswith("_pop"), is_root=function.startswith("stddev"))
 
 

@@ -53,6 +53,18 @@ FUNCTIONS = {
 }
 FEW = {name: FUNCTIONS[name] for name in ("n", "sum_x", "mean_d", "max_s", "sd_i")}
 
+#: Of a micro-batch of one file, rows arrive in its order.
+OTHERS: dict[str, tuple[str, Callable[[], holdfast.Aggregate]]] = {
+    "near_x": ("approx_count_distinct", lambda: holdfast.approx_count_distinct("x")),
+    "near_l": ("approx_count_distinct", lambda: holdfast.approx_count_distinct("l", 0.2)),
+    "many_l": ("approx_count_distinct", lambda: holdfast.approx_count_distinct("l", 0.03)),
+    "first_i": ("first", lambda: holdfast.first("i")),
+    "last_s": ("last", lambda: holdfast.last("s")),
+    "n": ("count", holdfast.count),
+    "first_d": ("first(ignorenulls)", lambda: holdfast.first("d", ignorenulls=True)),
+    "last_day": ("last(ignorenulls)", lambda: holdfast.last("day", ignorenulls=True)),
+}
+
 
 @dataclass(frozen=True)
 class Moved:
@@ -148,6 +160,17 @@ MOVED = {
         lambda lab: by_user_of_few_digits(lab, holdfast.stream).agg(n=holdfast.sum("few"), mean=holdfast.mean("few")),
         "agg",
         {"aggregates": {"n": "sum(decimal(5,2))", "mean": "mean(decimal(5,2))"}},
+        "update",
+    ),
+    "first, last and estimates": Moved(
+        lambda lab: (
+            source(lab).groupBy("user", "item").agg(*[made().spark.alias(n) for n, (_, made) in OTHERS.items()])
+        ),
+        lambda lab: (
+            holdfast.stream(source(lab)).groupBy("user", "item").agg(**{n: made() for n, (_, made) in OTHERS.items()})
+        ),
+        "agg",
+        {"aggregates": {name: function for name, (function, _) in OTHERS.items()}},
         "update",
     ),
     "distinct within the watermark": distinct(["user", "i", "at"], "1 hour", is_within=True),
