@@ -65,8 +65,8 @@ WAITING_BYTES = 256 << 20
 BATCH_BYTES = 512 << 20
 #: Fewer rows for a shard are not worth combining.
 _COMBINED_ROWS_MIN = 1024
-#: Of more rows, a sixteenth of the keys tells how often they repeat.
-_JUDGED_WHOLE_MAX = 1 << 14
+#: Of more rows, a sixteenth of the keys tells how many there are.
+_JUDGED_WHOLE_MAX, _SAMPLED = 1 << 14, 16
 
 
 class Combiner(Protocol):
@@ -251,10 +251,14 @@ def _combined(waiting: list[list[pa.RecordBatch]], combiner: Combiner | None) ->
     """Combine the rows of each shard whose keys repeat."""
     if combiner is None:
         return waiting
-    return [
-        combiner.combined(pa.Table.from_batches(batches).combine_chunks()).to_batches() if _repeat(batches) else batches
-        for batches in waiting
-    ]
+    return [_smaller(batches, combiner) if _repeat(batches) else batches for batches in waiting]
+
+
+def _smaller(batches: list[pa.RecordBatch], combiner: Combiner) -> list[pa.RecordBatch]:
+    """Combine rows, unless they have fewer bytes as they are: many aggregates may keep the same long text."""
+    rows = pa.Table.from_batches(batches)
+    combined = combiner.combined(rows.combine_chunks())
+    return combined.to_batches() if combined.nbytes <= rows.nbytes else batches
 
 
 def _repeat(batches: list[pa.RecordBatch]) -> bool:
@@ -262,9 +266,11 @@ def _repeat(batches: list[pa.RecordBatch]) -> bool:
     if sum(map(len, batches)) < _COMBINED_ROWS_MIN:
         return False
     hashes = np.concatenate([batch.column(HASH).to_numpy() for batch in batches])
-    if len(hashes) > _JUDGED_WHOLE_MAX:
-        hashes = hashes[hashes & 15 == 0]
-    return 2 * pc.count_distinct(pa.array(hashes)).as_py() <= len(hashes)
+    rows, each = len(hashes), 1
+    if rows > _JUDGED_WHOLE_MAX:
+        hashes, each = hashes[hashes % _SAMPLED == 0], _SAMPLED
+    keys: int = each * pc.count_distinct(pa.array(hashes)).as_py()
+    return 2 * keys <= rows
 
 
 def _packed(

@@ -204,6 +204,33 @@ def test_rows_whose_keys_repeat_are_combined_before_the_shuffle(tmp_path: Path, 
     assert {(row["user"], row["n"], row["total"]) for row in found} == {(u, n // keys, n // keys) for u in range(keys)}
 
 
+def rows_sent(function: Aggregation, users: np.ndarray, values: pa.Array) -> int:
+    """Return how many rows a task sends for these."""
+    hashes = pa.array((users * -7046029254386353131 & -1).astype(np.int64))
+    rows = pa.record_batch({"user": users, "v": values, HASH: hashes})
+    (packed,) = pack_rows([rows], routes_of(2), None, None, function.before_shuffle)
+    return sum(read_blob(blob.as_py()).num_rows for blob in packed.column(BLOB))
+
+
+def test_a_key_of_most_rows_is_combined_whatever_its_hash() -> None:
+    """Such a key is why one aggregates before the shuffle, and a sample of the keys seldom has it."""
+    key, n = pa.field("user", pa.int64()), 40_000
+    function = Aggregation(pa.schema([key]), COLUMNS, pa.schema([key, *RESULTS]), "update", None)
+    for hot in range(-8, 0):
+        users = np.where(np.arange(n) % 4 > 0, hot, np.arange(n) // 4)
+        assert rows_sent(function, users, pa.array(np.ones(n, np.int64))) == n // 4 + 1
+
+
+def test_rows_are_sent_where_their_states_are_larger() -> None:
+    """Each of several aggregates keeps the same long text, which the rows have once."""
+    key, n = pa.field("user", pa.int64()), 4000
+    kept = tuple(Extreme(name, "v", pa.string(), "max") for name in ("a", "b", "c"))
+    users, texts = np.arange(n) // 2, pa.array([f"{i:0500}" for i in range(n)])
+    types = pa.schema([key])
+    assert rows_sent(Aggregation(types, kept[:1], types, "update", None), users, texts) == n // 2
+    assert rows_sent(Aggregation(types, kept, types, "update", None), users, texts) == n
+
+
 @given(BATCHES, st.sampled_from([0, 7]))
 def test_a_key_is_remembered_until_the_watermark_has_passed(batches: list[tuple[list[Any], int]], ttl: int) -> None:
     """The first row of a key comes, and again once the key is forgotten: after the micro-batch that passes its end."""
