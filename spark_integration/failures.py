@@ -28,8 +28,9 @@ _GROUP = f"+ Exception Group {_TRACEBACK}"
 _FRAME = re.compile(r'  File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<function>.+)')
 _RAISED = re.compile(r"(?P<name>[^\W\d][\w.<>]*)(?:: (?P<message>.*))?$", re.DOTALL)
 _NOTE_OF_KEY = re.compile(r"raised in operator (?P<operator>'.*'|\".*\") for key (?P<key>\(.*\))")
-_NOTE_OF_SHARD = re.compile(
-    r"raised in operator (?P<operator>'.*'|\".*\"), shard (?P<shard>\d+)(?:, micro-batch (?P<batch>\d+))?"
+_NOTE_OF_PLACE = re.compile(
+    r"raised in operator (?P<operator>'.*'|\".*\"), (?:shard (?P<shard>\d+)|before the shuffle)"
+    r"(?:, micro-batch (?P<batch>\d+))?"
 )
 _NOTE_OF_DEFINITION = re.compile(r"raised in operator (?P<operator>'.*'|\".*\"), when it was defined")
 _NOT_THE_USERS = (
@@ -226,7 +227,7 @@ class _Raised:
     @property
     def is_noted(self) -> bool:
         """Whether the error passed through holdfast's code in a worker, which noted where."""
-        return self.key is not None or self.shard is not None
+        return any(told is not None for told in (self.key, self.shard, self.batch))
 
     @property
     def kind(self) -> type[HoldfastError] | None:
@@ -391,7 +392,7 @@ def _read(lines: list[str], start: int) -> _Raised | None:
         if line.rstrip().endswith(_TRACEBACK) or _ENDS_A_MESSAGE.match(line):
             break
         is_cut = is_cut or bool(said and not line.strip())
-        noted = _NOTE_OF_KEY.match(line) or _NOTE_OF_SHARD.match(line) or _NOTE_OF_DEFINITION.match(line)
+        noted = _NOTE_OF_KEY.match(line) or _NOTE_OF_PLACE.match(line) or _NOTE_OF_DEFINITION.match(line)
         if noted:
             # The innermost comes first.
             notes = {name: value for name, value in noted.groupdict().items() if value is not None} | notes

@@ -22,6 +22,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -41,7 +42,7 @@ from holdfast.spark_integration.plan.grouping_keys import Key
 from holdfast.spark_integration.plan.session import checked_settings, rows_each, shuffle_partitions, warn_of_partitions
 from holdfast.spark_integration.plan.upstream import marked, require_new_name
 from holdfast.spark_integration.shard.operator import Operator, ShardFunction
-from holdfast.spark_integration.shard.task import state_storage
+from holdfast.spark_integration.shard.task import noted, state_storage
 from holdfast.spark_integration.shard_call.call import ShardStep
 from holdfast.spark_integration.spark_types import sent_schema
 from holdfast.spark_integration.transport.output import OBSERVATION, ObservedOutput, Output, PackedOutput
@@ -193,7 +194,7 @@ class Definition:
             output = ObservedOutput.of(output, OBSERVATION + self.name)
         row_columns = transport.arrow_schema.names if rows.combiner is not None else list(rows.columns)
         step = ShardStep(self._operator(rows, row_columns, shards, definition_id), transport, output)
-        return SentRows(transport.send(carried, hashed), step)
+        return SentRows(transport.send(carried, hashed, partial(noted, self.name, "before the shuffle")), step)
 
     def _operator(self, rows: KeyedRows, row_columns: list[str], shards: int, definition_id: str) -> Operator:
         time = time_column_of(self.rows.df)

@@ -24,8 +24,9 @@ A storage is opened once per process, as are the threads for its requests.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pyspark import TaskContext
@@ -85,6 +86,18 @@ def current_batch_id() -> int | None:
     context = TaskContext.get()
     is_sparks = context is not None and QUERY_ID.fullmatch(context.getLocalProperty(QUERY_PROPERTY) or "")
     return _number(context.getLocalProperty(BATCH_PROPERTY) or "") if context and is_sparks else None
+
+
+@contextmanager
+def noted(operator: str, place: str) -> Iterator[None]:
+    """Note on an error where it was raised, in the words that `holdfast.explain` reads."""
+    try:
+        yield
+    except Exception as exc:
+        batch_id = current_batch_id()
+        batch = "" if batch_id is None else f", micro-batch {batch_id}"
+        exc.add_note(f"raised in operator {operator!r}, {place}{batch}")
+        raise
 
 
 def _run_id(tell: Callable[[str], str]) -> str | None:

@@ -40,7 +40,7 @@ from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.shard import task
 from holdfast.spark_integration.shard.operator import INITIAL_VERSION, BatchTimes, CallCounts, Operator, ShardInput
 from holdfast.spark_integration.shard.pointer_row import PointerRow
-from holdfast.spark_integration.shard.task import StreamingTask, current_batch_id
+from holdfast.spark_integration.shard.task import StreamingTask, noted
 from holdfast.spark_integration.shard.timeout import TIMERS_TABLE
 from holdfast.spark_integration.shard_call import claiming
 from holdfast.spark_integration.shard_call.announcing import announce, bound_chain, reported
@@ -120,18 +120,8 @@ def call_shard(
     step: ShardStep, key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], group: ShardGroup
 ) -> Iterator[pd.DataFrame]:
     """Run one shard of one micro-batch, yield its output, and put its pointer back once it has committed."""
-    try:
+    with noted(step.operator.name, f"shard {step.shard_of(key)}"):
         yield from _called(step, key, chunks, group)
-    except Exception as exc:
-        exc.add_note(_place(step, key))
-        raise
-
-
-def _place(step: ShardStep, key: tuple[Any, ...]) -> str:
-    """Return where an error was raised, in the words that `holdfast.explain` reads."""
-    batch_id = current_batch_id()
-    batch = "" if batch_id is None else f", micro-batch {batch_id}"
-    return f"raised in operator {step.operator.name!r}, shard {step.shard_of(key)}{batch}"
 
 
 def _called(

@@ -26,6 +26,7 @@ compare with this or the previous micro-batch's watermark.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -158,8 +159,10 @@ class PackedTransport:
     rows_each: int | None = None
     combiner: Combiner | None = None
 
-    def send(self, frame: DataFrame, hashed: Column) -> DataFrame:
+    def send(self, frame: DataFrame, hashed: Column, noted: Callable[[], AbstractContextManager[None]]) -> DataFrame:
         """Return the frame to group by `ROUTE`, whose last column is the `hashed` keys; runs on the driver.
+
+        `noted` surrounds what runs in a worker.
 
         Expressions over keys come last: Spark repeats one for each column that is renamed after it, doubling
         constraints.
@@ -171,7 +174,8 @@ class PackedTransport:
 
         def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             named = (batch.rename_columns(names) for batch in prepared(batches))
-            return pack_rows(named, routes, marked, rows_each, combiner)
+            with noted():
+                yield from pack_rows(named, routes, marked, rows_each, combiner)
 
         # PySpark looks columns up by bare name, and parses dots and backticks in it as syntax.
         columns = [*map(quoted, frame.columns), hashed]

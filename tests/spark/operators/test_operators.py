@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark.errors import AnalysisException, ParseException, StreamingQueryException
@@ -230,6 +231,22 @@ def test_an_aggregate_of_functions_of_a_user_has_one_type_and_a_name(lab: Lab) -
         grouped.agg(two=holdfast.aggregate("id", "int, b int", "n int", **functions))
     with pytest.raises(InvalidArgumentError, match="init must be a function"):
         holdfast.aggregate("id", "int", "n int", **{**functions, "init": 3})
+
+
+def test_an_error_before_the_shuffle_names_the_operator(lab: Lab) -> None:
+    """There a user's functions run too, where keys repeat."""
+
+    def failing(values: pa.Array) -> dict[str, pa.Array]:
+        raise ValueError(f"{len(values) // len(values)} value too many")
+
+    own = holdfast.aggregate("i", "int", "n int", failing, lambda _, states: {"n": states["n"]}, lambda s: s["n"])
+    feed(lab, random.Random(1), 1, rows=9000)
+    with pytest.raises(StreamingQueryException) as caught:
+        lab.run(holdfast.stream(source(lab)).groupBy("user").agg(own, name="totals"))
+    what, operator, batch, to_do = holdfast.explain(caught.value).splitlines()
+    assert (what, operator) == ("what:        ValueError: 1 value too many", "operator:    totals")
+    assert batch == "micro-batch: 0"
+    assert "correct failing (test_operators.py" in to_do
 
 
 def test_an_aggregate_is_added_and_another_left_out(lab: Lab) -> None:

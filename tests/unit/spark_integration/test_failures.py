@@ -124,6 +124,17 @@ def test_an_error_with_notes_is_the_cause_whatever_it_says(error: Exception, wha
     assert lines[4].startswith("to do:       correct in_a_worker (test_failures.py, line ")
 
 
+def test_an_error_before_the_shuffle_names_the_operator_and_the_micro_batch() -> None:
+    """There an aggregate's own functions run, and no shard is known."""
+    text = in_a_worker(ValueError("negative"), "raised in operator 'agg', before the shuffle, micro-batch 7")
+    assert explain(of_a_query(text)).splitlines()[:3] == [
+        "what:        ValueError: negative",
+        "operator:    agg",
+        "micro-batch: 7",
+    ]
+    assert explain(of_a_query(text)).endswith("start the query again: nothing of this micro-batch was kept")
+
+
 def test_advice_does_not_contradict_the_message() -> None:
     """A conflict may be one of two operators in one query, and no other application runs it."""
     text = in_a_worker(ConflictError("pass each its own name="), "raised in operator 'op', shard 2, micro-batch 3")
