@@ -213,8 +213,7 @@ def aggregated(
         )
     for key in grouping.keys:
         _require_plain(key.field)
-        if window is not None:
-            require_free(key.field.name, WINDOW_START, WINDOW_END)
+        require_free(key.field.name, *([] if window is None else [WINDOW_START]))
     keys = [key.expression.alias(key.field.name) for key in grouping.keys]
     aggregates = [*positional, *(aggregate.alias(name) for name, aggregate in named.items())]
     by = keys if window is None else [*keys, window]
@@ -241,10 +240,9 @@ def _require_plain(field: StructField) -> None:
 
 def require_free(key: str, *taken: str) -> None:
     """Refuse a key with the name of a column that is holdfast's own."""
-    if key in taken:
+    if key in taken or key.startswith("__holdfast_"):
         raise InvalidArgumentError(
-            "a key has the name of a column in which windows or sessions are kept: rename it, as in "
-            "groupBy(F.col('a').alias('b'))",
+            "a key has the name of a column of holdfast's own: rename it, as in groupBy(F.col('a').alias('b'))",
             key=key,
         )
 

@@ -376,6 +376,11 @@ def sessions_by(key: str) -> Callable[[Any], Any]:
         (lambda s: s.dropDuplicates(["user"], ttl="soon"), InvalidArgumentError, "a duration .*soon"),
         (lambda s: s.dropDuplicates(["user"], ttl="-1 day"), InvalidArgumentError, "longer than nothing"),
         (lambda s: s.dropDuplicates(["user"], ttl="1 month"), InvalidArgumentError, "of weeks, days or shorter"),
+        (
+            lambda s: s.groupBy(F.col("user").alias("__holdfast_state.n")).agg(n=holdfast.count()),
+            InvalidArgumentError,
+            "rename it.*key=__holdfast_state.n",
+        ),
         *(
             (sessions_by(name), InvalidArgumentError, f"rename it.*key={name}")
             for name in ("window_start", "session_start")
