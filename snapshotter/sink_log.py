@@ -180,7 +180,7 @@ class SinkLog:
         """Tell whether a query may be the writer of a damaged log, by its newest whole entry and decision.
 
         Two newer ones that name nobody may be any query's, which has begun and decided. One may be a restored query's,
-        which takes the place of the query before it.
+        which takes the place of the query before it, or of another one restored from that. An ended query is no writer.
         """
         oldest = nameless = 0
         may_continue = False
@@ -189,13 +189,13 @@ class SinkLog:
                 break
             with suppress(CorruptionError, NotFoundError):
                 data = bytes(self._fence.read(number))
-                if query_id.encode() in data:
+                said = data.partition(b'"ended"')[0]
+                if query_id.encode() in said:
                     return True
-                nameless += b'"query_id"' not in data
+                nameless += b'"query_id"' not in said
                 if not oldest:
-                    newest = self._decoded(number, memoryview(data))
-                    oldest = newest.decided or number
-                    may_continue = nameless > 0 and newest.query_id == restored_from
+                    oldest = self._decoded(number, memoryview(data)).decided or number
+                    may_continue = nameless > 0 and restored_from is not None and restored_from.encode() in data
         return nameless > 1 or may_continue
 
     def read(self, number: int) -> Entry:

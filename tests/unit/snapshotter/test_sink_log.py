@@ -288,6 +288,20 @@ def test_a_damaged_log_stops_the_savepoints_of_a_restored_query_that_may_continu
     assert sinks_of(storage, "q-3") == ()
 
 
+@pytest.mark.parametrize("before", [{"ending": ("q-1",)}, {"ending": (), "ended": ("q-0", "q-1")}])
+def test_a_damaged_log_stops_the_savepoints_of_the_second_query_that_was_restored_from_one(
+    storage: ObjectStorage, before: dict[str, Any]
+) -> None:
+    """The first one has continued the sink, has perhaps begun, and has shown nothing: then another one may continue."""
+    sink_logs.decide(storage, "totals", "q-1", 7)
+    SinkLog(storage, "totals").append(replace(BEGUN, number=2, query_id="q-2", decided=1, stands_for=-1, **before))
+    storage.put("_sinks/totals/00000000000000000003", b"")
+    declare_origin(storage, QueryOrigin("q-3", "q-3", "q-1", 7, {}))
+    with pytest.raises(CorruptionError, match="as far as can be told, the query writes to a sink"):
+        sinks_of(storage, "q-3")
+    assert sinks_of(storage, "q-4") == ()
+
+
 def test_a_log_that_goes_on_after_a_damaged_entry_is_whole(storage: ObjectStorage, log: SinkLog) -> None:
     """A driver at work decides its next micro-batch without reading what came before."""
     log.append(BEGUN)
@@ -302,6 +316,20 @@ def test_a_query_that_was_replaced_does_not_mind_its_successors_damage(storage: 
     sink_logs.decide(storage, "totals", "q-2", 0)
     storage.put(KEY.replace("2", "3"), b"")
     assert sinks_of(storage, "q-1") == ()
+
+
+def test_a_query_that_was_ended_does_not_mind_its_successors_damage(storage: ObjectStorage, log: SinkLog) -> None:
+    """Each entry of the successor names it, so that a start aborts what it prepares late."""
+    sink_logs.decide(storage, "totals", "q-1", 7)
+    ended = replace(DECISION, query_id="q-2", ended=("q-1",))
+    log.append(ended)
+    storage.put(KEY.replace("2", "3"), b"")
+    assert sinks_of(storage, "q-1") == ()
+    log.append(replace(ended, number=4, batch_id=None, handles=()))
+    storage.put(KEY, bytes(storage.get(KEY))[:-1])
+    assert sinks_of(storage, "q-1") == ()
+    with pytest.raises(CorruptionError):
+        sinks_of(storage, "q-2")
 
 
 class Crowded(WrappedStorage):
