@@ -23,12 +23,15 @@ from holdfast.backends.arrow.rows import IntArray
 
 Array = np.ndarray[Any, np.dtype[Any]] | pd.api.extensions.ExtensionArray
 
+#: By which each new frame asks for the kind of its manager, in the module of the `CONSTRUCTORS`.
+OPTION = "_get_option"
 #: pandas' private names, as attributes of pandas, of a frame and of one of its blocks.
 PRIVATE_OF_PANDAS = (
     "Index._simple_new",
     "RangeIndex._simple_new",
     "_config.config._global_config",
     "core.frame",
+    f"core.frame.{OPTION}",
     "core.nanops.nansum",
 )
 PRIVATE = (
@@ -43,8 +46,6 @@ PRIVATE = (
     "_mgr.blklocs",
     "_mgr.blknos",
     "_mgr.blocks",
-    "_mgr._blklocs",
-    "_mgr._blknos",
     "_mgr.iget",
 )
 PRIVATE_OF_BLOCKS = ("iget", "mgr_locs.as_array", "refs", "values")
@@ -55,7 +56,7 @@ _NEW, _CONFIGURATION = map(attrgetter, ("_simple_new", "_config.config._global_c
 _TABLE_NAME = "_engine"
 _TABLE, _CACHE = map(attrgetter, (_TABLE_NAME, "_cache"))
 _CONSTRUCTING, _REDUCING = map(attrgetter, ("core.frame", "core.nanops"))
-_NUMBERS, _PLACES, _COLUMNS, _NAME, _BLOCKS_NAME = "_blknos", "_blklocs", "_item_cache", "_name", "blocks"
+_COLUMNS, _NAME, _BLOCKS_NAME = "_item_cache", "_name", "blocks"
 _MANAGER_NAME, _ATTRS, _FLAGS, _IS_COPY = "_mgr", "_attrs", "_flags", "_is_copy"
 _CACHER = "_cacher"
 _new, _get = object.__new__, dict.get
@@ -130,6 +131,11 @@ def has_usual_options() -> bool:
     return not configuration["future"]["infer_string"] and configuration["mode"]["data_manager"] == "block"
 
 
+def data_manager() -> Any:
+    """Return pandas' option of this name."""
+    return _CONFIGURATION(pd)["mode"]["data_manager"]
+
+
 def anatomy(frame: pd.DataFrame | pd.Series[Any]) -> tuple[Any, ...]:
     """Return all parts of a frame, to compare them with another's; of a column also its sum."""
     if isinstance(frame, pd.Series):
@@ -151,8 +157,6 @@ def _cut_blocks(frame: pd.DataFrame) -> Callable[[slice], pd.DataFrame]:
     manager = _MANAGER(frame)
     make, new_index_of = type(manager), _NEW(pd.RangeIndex)
     whole = [(type(block), block.values, block.mgr_locs, block.values.ndim == 2) for block in manager.blocks]
-    # Looked up once for all frames; a function may change its own frame's.
-    numbers, places = manager.blknos, manager.blklocs
     labels = _labels_for_each(frame.columns)
     columns = Columns(frame)
 
@@ -161,8 +165,6 @@ def _cut_blocks(frame: pd.DataFrame) -> Callable[[slice], pd.DataFrame]:
             [kind(values[:, rows] if is_wide else values[rows], place, 2) for kind, values, place, is_wide in whole]
         )
         part = make(blocks, [next(labels), new_index_of(range(rows.stop - rows.start))], False)
-        setattr(part, _NUMBERS, numbers.copy())
-        setattr(part, _PLACES, places.copy())
         found: pd.DataFrame = _new(pd.DataFrame)
         _give_parts(found, part, give_columns(found, columns, blocks))
         return found
@@ -256,14 +258,15 @@ def _labels_for_each(labels: pd.Index[Any]) -> Iterator[pd.Index[Any]]:
     """
     while labels.dtype != np.object_:  # an option of pandas: text is kept by Arrow
         yield labels.copy(deep=True)
-    names, own, new = labels.tolist(), labels.to_numpy(copy=True), _NEW(pd.Index)
-    given = new(own.copy())
-    yield given
+    own, new = labels.to_numpy(copy=True), _NEW(pd.Index)
+    given, same = own.copy(), own.tobytes()  # of objects, their addresses
+    yield new(given)
     table = _TABLE(new(own.copy()))
-    while given.tolist() == names:
-        given = new(own.copy())
-        _CACHE(given)[_TABLE_NAME] = table
-        yield given
+    while given.tobytes() == same:
+        given = own.copy()
+        found = new(given)
+        _CACHE(found)[_TABLE_NAME] = table
+        yield found
     while True:
         yield new_labels(own)
 

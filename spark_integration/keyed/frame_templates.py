@@ -265,6 +265,16 @@ def _sum(by_pandas: Callable[..., Any]) -> Callable[..., Any]:
     return nansum
 
 
+def _option(by_pandas: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the replacement of pandas' look-up of an option, for the one that each new frame asks for."""
+    data_manager = frame_blocks.data_manager
+
+    def _get_option(pat: str, silent: bool = False) -> Any:
+        return data_manager() if silent and pat == "mode.data_manager" else by_pandas(pat, silent)
+
+    return _get_option
+
+
 def _as_of_pandas(function: Any) -> Callable[..., Any]:
     """Return a function whose frame counts as pandas' own: warnings name the line outside pandas."""
     place = os.path.join(os.path.dirname(pd.__file__), "core", "frame_templates.py of holdfast")
@@ -286,8 +296,9 @@ class _Exchange:
             (making, function.__name__, _as_of_pandas(function), theirs[function.__name__])
             for function in (*_of_dicts(templates, theirs), *_of_rows(templates, theirs))
         ]
-        nansum = reducing.nansum
-        self._pairs.append((reducing, "nansum", _as_of_pandas(_sum(nansum)), nansum))
+        for module, name, ours in ((reducing, "nansum", _sum), (making, frame_blocks.OPTION, _option)):
+            own = getattr(module, name)
+            self._pairs.append((module, name, _as_of_pandas(ours(own)), own))
         self._pairs.append((frame_blocks, "give_columns", frame_blocks.our_columns, frame_blocks.pandas_columns))
         self._lock = threading.Lock()
         self._inside = 0

@@ -148,13 +148,13 @@ def key_tuples(keys: pa.Table, frame_format: FrameFormat) -> list[tuple[Any, ...
     columns = []
     for name, column in zip(keys.column_names, keys.columns, strict=True):
         classes = _null_classes(pa.table({name: column}), bounds)
-        values = np.empty(len(keys), object)
+        values: list[Any] = [None] * len(keys)
         for which in range(classes.max(initial=-1) + 1):
             chosen = np.flatnonzero(classes == which)
             [series] = frame_format.to_series(pa.table({name: column.take(pa.array(chosen))}))
             for at, value in zip(chosen.tolist(), _scalars(series), strict=True):
                 values[at] = value
-        columns.append(values.tolist())
+        columns.append(values)
     return list(zip(*columns, strict=True))
 
 

@@ -25,6 +25,7 @@ import datetime as dt
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
@@ -61,6 +62,8 @@ _CHANGEABLE = (ArrayType, BinaryType, MapType, StructType)
 _PLAIN: frozenset[type] = frozenset(
     {bool, bytes, dt.date, dt.datetime, dt.timedelta, Decimal, float, int, str, type(None)}
 )
+#: Does as ``Row(*values)``, in a third of the time.
+_new_row = partial(tuple.__new__, Row)
 PandasFunction = Callable[[Any, Iterable[pd.DataFrame], GroupState], Iterable[pd.DataFrame]]
 
 
@@ -92,29 +95,24 @@ class KeyStates:
                 "that supports it",
                 lacking=" ".join(lacking),
             )
-        self._kept = copier(state_schema)
+        self._attributes["_kept"] = copier(state_schema)
 
     def open(self, value: tuple[Any, ...] | None, *, has_timed_out: bool = False) -> KeyState:
         """Return the state of one key; `value` is None if it has none."""
-        return KeyState(self._attributes, value, has_timed_out, self._kept)
+        return KeyState(self._attributes, value, has_timed_out)
 
 
 class KeyState(GroupState):
     """The state of one key during one call; made by `KeyStates.open`."""
 
-    def __init__(
-        self,
-        attributes: dict[str, Any],
-        value: tuple[Any, ...] | None,
-        has_timed_out: bool,
-        kept: Callable[[Any], Any] | None,
-    ) -> None:
+    _kept: Callable[[Any], Any] | None
+
+    def __init__(self, attributes: dict[str, Any], value: tuple[Any, ...] | None, has_timed_out: bool) -> None:
         # Not Spark's __init__: thirteen arguments for each key would cost too much.
-        self.__dict__.update(attributes)
+        self.__dict__ = attributes.copy()
         self._value = value  # type: ignore[assignment]
         self._defined = value is not None
         self._has_timed_out = has_timed_out
-        self._kept = kept
 
     def update(self, newValue: tuple[Any, ...]) -> None:
         if newValue is None:
@@ -126,7 +124,7 @@ class KeyState(GroupState):
                 "state.update takes a tuple of values, one for each column of stateStructType, "
                 f"not {type(newValue).__name__}"
             ) from None
-        self._value = Row(*[v if type(v) in _PLAIN else _python_value(v) for v in values])
+        self._value = _new_row([v if type(v) in _PLAIN else _python_value(v) for v in values])
         self._defined = self._updated = True
         self._removed = False
 

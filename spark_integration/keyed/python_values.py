@@ -238,14 +238,14 @@ class RowValues:
     def to_arrow(self, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
         """Return rows passed to `GroupState.update` as columns, in storage types. Raises `StateValueError`."""
         width = len(self._fields)
-        for at, row in enumerate(rows):
-            if len(row) != width:
-                raise StateValueError(
-                    f"the state given to update must have one value for each column of {self._what}",
-                    values=len(row),
-                    columns=width,
-                    row=at,
-                )
+        wrong = next(itertools.compress(itertools.count(), map(width.__ne__, map(len, rows))), None)
+        if wrong is not None:
+            raise StateValueError(
+                f"the state given to update must have one value for each column of {self._what}",
+                values=len(rows[wrong]),
+                columns=width,
+                row=wrong,
+            )
         columns = list(zip(*rows, strict=True)) if rows else [()] * width
         arrays = [
             _to_arrow(c, f, t.type, self._what) for c, f, t in zip(columns, self._fields, self.arrow, strict=True)

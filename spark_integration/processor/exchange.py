@@ -82,6 +82,8 @@ class OutputRows:
     def __init__(self, schema: StructType, rows_each: int) -> None:
         self._arrow = arrow_schema(schema, "outputStructType", keep_not_null=True)
         self._names = schema.names
+        #: Of a row made with its names, and of one made by a row of names.
+        self._as_declared = self._names, tuple(self._names)
         self._is_flat = not any(isinstance(f.dataType, (ArrayType, MapType, StructType)) for f in schema)
         # Spark converts a key's rows before it calls the next key, which may then change what they hold.
         self._copied = copier(schema)
@@ -93,9 +95,8 @@ class OutputRows:
     def add_all(self, returned: Any, key: tuple[Any, ...]) -> Iterator[pa.RecordBatch]:
         """Iterate over a processor's output for a key; yield batches as they fill."""
         rows, keys, is_flat, copied = self._rows, self._keys, self._is_flat, self._copied
-        names = self._names, tuple(self._names)  # of a row made with its names, and of one made by a row of names
         for row in returned:
-            is_ready = row.__class__ is Row and is_flat and getattr(row, "__fields__", ()) in names
+            is_ready = row.__class__ is Row and is_flat and getattr(row, "__fields__", ()) in self._as_declared
             values = row if is_ready and len(row) == len(self._names) else self._values(named_values(row))
             rows.append(values if copied is None else tuple(map(copied, values)))
             keys.append(key)
