@@ -23,7 +23,6 @@ of the number here, where theirs is a random generator; columns that no query re
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -173,9 +172,3 @@ def of_kind(frame: DataFrame, kind: int) -> DataFrame:
 def timed(frame: DataFrame, column: str = "at") -> DataFrame:
     """Return events whose watermark leaves none behind."""
     return frame.withWatermark(column, f"{WATERMARK_S} seconds")
-
-
-def window_ms(column: str, size_ms: int) -> Any:
-    """Return when the window begins in which a time is, in ms since 1970."""
-    at_ms = F.unix_millis(column)
-    return at_ms - at_ms % size_ms

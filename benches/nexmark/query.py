@@ -1,10 +1,11 @@
-"""What a query of Nexmark is: the rows that it groups, three ways to write it, and SQL that says what it finds.
+"""What a query of Nexmark is: the rows that it groups, ways to write it, and SQL that says what it finds.
 
 ::
 
                        ┌─ vectorised: `applyInArrowWithState` ─────────────┐
     events ─▶ rows ────┤                                                   ├─▶ then ─▶ result
                        └─ by key: `transformWithState`, on holdfast or Spark┘
+    events ─▶ in_one_line: an operator of holdfast's, which is vectorised, too ──────▶ result
     events ─▶ on_spark: aggregations and joins of Spark's own ───────────────────────▶ result
     person, auction, bid (whole tables) ─▶ sql ──────────────────────────────────────▶ result
 """
@@ -35,11 +36,12 @@ class Query:
     keys: tuple[str, ...]
     rows: Callable[[DataFrame], DataFrame]  # from events to what is grouped by the keys
     output: str  # columns of the operator's result
-    state: str  # columns of a key's state where the function is vectorised
-    vectorised: Callable[[holdfast.ShardBatch], pa.Table]
     processor: Callable[[], StatefulProcessor]
     sql: str  # over the views person, auction and bid
     result_of: tuple[str, ...]  # columns that say which result a row is; in update mode its last row counts
+    vectorised: Callable[[holdfast.ShardBatch], pa.Table] | None = None
+    state: str = ""  # columns of a key's state where the function is vectorised
+    in_one_line: Callable[[DataFrame], DataFrame] | None = None  # from events to the result, in place of `vectorised`
     mode: Mode = "append"
     time_mode: TimeMode = "EventTime"
     then: Callable[[DataFrame], DataFrame] | None = None  # what stands behind the operator
@@ -50,7 +52,10 @@ class Query:
     at_once: bool = False  # a result comes with the events that make it, not once the watermark has passed them
 
     def of_shards(self, events: DataFrame) -> DataFrame:
-        """Return the query on holdfast, by the function of a shard."""
+        """Return the query on holdfast, by an operator in one line or else by the function of a shard."""
+        if self.in_one_line is not None:
+            return self.in_one_line(events)
+        assert self.vectorised is not None
         grouped = holdfast.stream(self.rows(events)).groupBy(*self.keys)
         return self._end(
             grouped.applyInArrowWithState(

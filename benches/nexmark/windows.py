@@ -22,21 +22,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import holdfast
-from holdfast.benches.nexmark.events import AUCTION, BID, PERSON, of_kind, timed, window_ms
+from holdfast.benches.nexmark.events import AUCTION, BID, PERSON, of_kind, timed
 from holdfast.benches.nexmark.query import Query
 from holdfast.examples.stateful.entries import set_earliest, store_entries, stored_entries
 
 _Ints = npt.NDArray[np.int64]
 SIZE_MS, SLIDE_MS = 10_000, 2_000
-_COUNTS = "counts array<struct<end_ms: long, n: long>>"
 
 
 class Counts(StatefulProcessor):
@@ -70,12 +68,12 @@ class Counts(StatefulProcessor):
         yield Row(key=key[0], window_ms=end_ms - SIZE_MS, n=stored[0])
 
 
-def counts_of_shard(batch: holdfast.ShardBatch, slide_ms: int) -> pa.Table:
-    """Do the same for all keys of a shard."""
+def counts_of_shard(batch: holdfast.ShardBatch) -> pa.Table:
+    """Do the same for all keys of a shard, in windows that slide."""
     ones = np.ones(batch.rows.num_rows, np.int64)
-    key, pane, n = _sums(batch.groups.index, batch.rows["at_ms"].to_numpy() // slide_ms, ones)
-    windows = SIZE_MS // slide_ms
-    ends_ms = (pane[:, np.newaxis] + np.arange(1, windows + 1)) * slide_ms
+    key, pane, n = _sums(batch.groups.index, batch.rows["at_ms"].to_numpy() // SLIDE_MS, ones)
+    windows = SIZE_MS // SLIDE_MS
+    ends_ms = (pane[:, np.newaxis] + np.arange(1, windows + 1)) * SLIDE_MS
     old = stored_entries(batch, "counts")
     key, end_ms, n = _sums(
         np.concatenate([old["key"].to_numpy(), np.repeat(key, windows)]),
@@ -100,9 +98,18 @@ def _sums(key: _Ints, time: _Ints, n: _Ints) -> tuple[_Ints, _Ints, _Ints]:
     return key[begins], time[begins], np.add.reduceat(n, begins) if len(n) else n
 
 
-def _bids_by(key: str, time: str, events: DataFrame) -> DataFrame:
-    bids = timed(of_kind(events, BID), time)
-    return bids.select(F.col(key).alias("key"), time, F.unix_millis(time).alias("at_ms"))
+def _in_windows(events: DataFrame, time: str = "at", size_ms: int = SIZE_MS) -> tuple[DataFrame, list[Column]]:
+    """Return timed events with their windows, and two columns: when a window begins, and the last time in it.
+
+    By the latter, which carries the watermark, events are late once their window is over, as in Spark's aggregations.
+    """
+    windowed = timed(events, time).withColumn("window", F.window(time, f"{size_ms} milliseconds"))
+    return windowed, [F.unix_millis("window.start").alias("window_ms"), F.window_time("window").alias("until")]
+
+
+def _bids_by(key: str, time: str, slide_ms: int, events: DataFrame) -> DataFrame:
+    bids, (_, until) = _in_windows(of_kind(events, BID), time, slide_ms)
+    return bids.select(F.col(key).alias("key"), until, F.unix_millis(time).alias("at_ms"))
 
 
 def _hottest(counts: DataFrame) -> DataFrame:
@@ -112,7 +119,7 @@ def _hottest(counts: DataFrame) -> DataFrame:
 
 def hottest_of_shard(batch: holdfast.ShardBatch) -> pa.Table:
     """Count, and give out only the shard's hottest auction of each window."""
-    counts = counts_of_shard(batch, SLIDE_MS)
+    counts = counts_of_shard(batch)
     order = [("window_ms", "ascending"), ("n", "descending"), ("key", "ascending")]
     counts = counts.sort_by(order)
     window = counts["window_ms"].to_numpy()
@@ -133,6 +140,15 @@ def _hottest_on_spark(events: DataFrame) -> DataFrame:
 def _counts_on_spark(events: DataFrame) -> DataFrame:
     bids = timed(of_kind(events, BID), "arrived")
     counts = bids.groupBy(F.window("arrived", f"{SIZE_MS} milliseconds"), "bidder").agg(F.count("*").alias("n"))
+    return _of_bidder(counts)
+
+
+def _counts_in_one_line(events: DataFrame) -> DataFrame:
+    bids = holdfast.stream(timed(of_kind(events, BID), "arrived")).groupBy("bidder")
+    return _of_bidder(bids.window("arrived", f"{SIZE_MS} milliseconds").agg(n=holdfast.count()))
+
+
+def _of_bidder(counts: DataFrame) -> DataFrame:
     return counts.select(F.col("bidder").alias("key"), F.unix_millis("window.start").alias("window_ms"), "n")
 
 
@@ -140,9 +156,9 @@ HOT_ITEMS = Query(
     number="5",
     title="hot items",
     keys=("key",),
-    rows=partial(_bids_by, "auction", "at"),
+    rows=partial(_bids_by, "auction", "at", SLIDE_MS),
     output="key long, window_ms long, n long",
-    state=_COUNTS,
+    state="counts array<struct<end_ms: long, n: long>>",
     vectorised=hottest_of_shard,
     processor=partial(Counts, SLIDE_MS),
     then=_hottest,
@@ -166,10 +182,9 @@ COUNT_BY_BIDDER = Query(
     number="12",
     title="bids of a bidder in a window of (simulated) processing time",
     keys=("key",),
-    rows=partial(_bids_by, "bidder", "arrived"),
+    rows=partial(_bids_by, "bidder", "arrived", SIZE_MS),
     output="key long, window_ms long, n long",
-    state=_COUNTS,
-    vectorised=partial(counts_of_shard, slide_ms=SIZE_MS),
+    in_one_line=_counts_in_one_line,
     processor=partial(Counts, SIZE_MS),
     on_spark=_counts_on_spark,
     result_of=("key", "window_ms"),
@@ -185,9 +200,8 @@ _HIGHEST = "price long, at_us long, auction long, bidder long"
 
 
 def _bids_by_window(events: DataFrame) -> DataFrame:
-    bids = timed(of_kind(events, BID))
-    begins = window_ms("at", SIZE_MS).alias("window_ms")
-    return bids.select(begins, "at", "price", F.unix_micros("at").alias("at_us"), "auction", "bidder")
+    bids, window = _in_windows(of_kind(events, BID))
+    return bids.select(*window, "price", F.unix_micros("at").alias("at_us"), "auction", "bidder")
 
 
 class Highest(StatefulProcessor):
@@ -270,9 +284,8 @@ GAP_US = 10_000_000
 
 
 def _people_and_sellers(events: DataFrame) -> DataFrame:
-    wanted = timed(events.where(F.col("kind") != BID))
-    person = F.coalesce("person", "seller").alias("person")
-    return wanted.select(person, window_ms("at", SIZE_MS).alias("window_ms"), "at", "name")
+    wanted, window = _in_windows(events.where(F.col("kind") != BID))
+    return wanted.select(F.coalesce("person", "seller").alias("person"), *window, "name")
 
 
 class NewSeller(StatefulProcessor):
@@ -395,38 +408,23 @@ class Sessions(StatefulProcessor):
             yield Row(bidder=key[0], first_us=first_us, last_us=last_us, n=n)
 
 
-def _over_ms(last_us: Any) -> Any:
+def _over_ms(last_us: int) -> int:
     """Return the first watermark behind which no bid can join a session."""
     return (last_us + GAP_US) // 1000 + 1
-
-
-def sessions_of_shard(batch: holdfast.ShardBatch) -> pa.Table:
-    """Sort the open sessions and the bids of all bidders together, and cut where the gap is too long."""
-    at_us, ones = batch.rows["at_us"], np.ones(batch.rows.num_rows, np.int64)
-    bids = pa.table([at_us, at_us, ones, batch.groups.index], names=["first_us", "last_us", "n", "key"])
-    parts = pa.concat_tables([stored_entries(batch, "open"), bids])
-    key, first_us, last_us, n = (parts[name].to_numpy() for name in ("key", "first_us", "last_us", "n"))
-    order = np.lexsort((first_us, key))
-    key, first_us, last_us, n = key[order], first_us[order], last_us[order], n[order]
-    last_so_far_us = pd.Series(last_us).groupby(key).cummax().to_numpy()
-    is_first = np.ones(len(key), np.bool_)
-    is_first[1:] = (key[1:] != key[:-1]) | (first_us[1:] - last_so_far_us[:-1] > GAP_US)
-    begins = np.flatnonzero(is_first)
-    last_us = np.maximum.reduceat(last_us, begins)
-    sessions = pa.table(
-        {"first_us": first_us[begins], "last_us": last_us, "n": np.add.reduceat(n, begins), "key": key[begins]}
-    )
-    over_ms = _over_ms(last_us)
-    is_over = over_ms <= (batch.watermark_ms or 0)
-    store_entries(batch, "open", sessions.filter(~is_over))
-    set_earliest(batch, key[begins][~is_over], over_ms[~is_over])
-    over = sessions.filter(is_over)
-    return over.append_column("bidder", batch.keys["bidder"].take(over["key"])).drop_columns(["key"])
 
 
 def _sessions_on_spark(events: DataFrame) -> DataFrame:
     bids = timed(of_kind(events, BID))
     sessions = bids.groupBy(F.session_window("at", f"{GAP_US} microseconds"), "bidder").agg(F.count("*").alias("n"))
+    return _of_session(sessions)
+
+
+def _sessions_in_one_line(events: DataFrame) -> DataFrame:
+    bids = holdfast.stream(timed(of_kind(events, BID))).groupBy("bidder")
+    return _of_session(bids.session("at", f"{GAP_US} microseconds").agg(n=holdfast.count()))
+
+
+def _of_session(sessions: DataFrame) -> DataFrame:
     first_us, end_us = F.unix_micros("session_window.start"), F.unix_micros("session_window.end")
     return sessions.select("bidder", first_us.alias("first_us"), (end_us - GAP_US).alias("last_us"), "n")
 
@@ -437,8 +435,7 @@ USER_SESSIONS = Query(
     keys=("bidder",),
     rows=_bids,
     output=f"bidder long, {_SESSION}",
-    state=f"open array<struct<{_SESSION}>>",
-    vectorised=sessions_of_shard,
+    in_one_line=_sessions_in_one_line,
     processor=Sessions,
     on_spark=_sessions_on_spark,
     result_of=("bidder", "first_us"),
