@@ -190,6 +190,8 @@ class Definition:
         )
         hashed = F.xxhash64(*[quoted(key.column) for key in rows.keys])
         transport, output = self._transport(rows, shards), self.output
+        if self._is_streaming:
+            output = output.among(shards)
         if self._is_streaming and self.settings.metrics_in_progress:
             output = ObservedOutput.of(output, OBSERVATION + self.name)
         row_columns = transport.arrow_schema.names if rows.combiner is not None else list(rows.columns)

@@ -1,6 +1,7 @@
 """How output leaves its shard: the seam and its implementations.
 
 * `PackedOutput`: blobs of Arrow data, which an extra Python stage unpacks: tables of vectorised functions.
+* `ListedOutput`: lists of rows, which Spark takes apart: the same tables, where tasks are many.
 * `RowsOutput`: pandas frames, which Spark converts, about 0.3 µs a row: functions by key.
 * `OneByOneOutput`: the same for processors, whose frames Spark does not concatenate, so that NaN stays.
 * `ObservedOutput`: any of them, with the measures of shard calls beside it, which Spark observes before it is unpacked.
@@ -36,11 +37,16 @@ from pyspark.sql.types import ArrayType, BinaryType, DoubleType, LongType, Struc
 
 from holdfast.spark_integration.client.measures import MEASURES, METRICS, CallMeasures, Metric
 from holdfast.spark_integration.spark_types import arrow_schema, require_utf8
+from holdfast.spark_integration.transport.arrow_column import ArrowColumn
 from holdfast.spark_integration.transport.packed import BLOB, BLOB_BYTES, PADDED_ROWS_MAX, write_blob
 from holdfast.spark_integration.transport.python_stage import prepared
 
+#: From so many shards on, each a task of every micro-batch, a Python stage that unpacks costs more than it saves.
+MANY_SHARDS = 64
 #: What the name of an observation begins with; the operator's name follows.
 OBSERVATION = "holdfast."
+#: The column that holds lists of rows.
+ROWS = "__holdfast_rows"
 #: The size of Spark's bitmap; setting a bit beyond it fails a query.
 _BITS = 1 << 15
 #: The columns of the metrics.
@@ -70,6 +76,10 @@ class Output(Protocol):
 
     def receive(self, frame: DataFrame) -> DataFrame:
         """Return the rows of the output from the shards' calls; runs on the driver."""
+
+    def among(self, shards: int) -> Output:
+        """Return the cheapest way for the same output of a stream of so many shards."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -195,14 +205,50 @@ class PackedOutput(Output):
         return pack_output(batches)
 
     def send_at_once(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
-        # The worker gathers frames until they have more rows than this, however large the rows: pad with nulls, which
-        # `unpack_output` drops. Where rows have no limit, or hardly any, it gathers what a call returns, as it is told.
-        for frame in pack_output(batches):
-            yield frame.reindex(range(self.rows_each + 1)) if self.rows_each < PADDED_ROWS_MAX else frame
+        return (_padded(frame, self.rows_each) for frame in pack_output(batches))
 
     def receive(self, frame: DataFrame) -> DataFrame:
         rows_each = self.rows_each
         return frame.mapInArrow(lambda batches: unpack_output(prepared(batches), rows_each), self.schema)
+
+    def among(self, shards: int) -> Output:
+        # Each shard is a task, and each task starts the stage that unpacks. Lists lose the metadata of columns.
+        is_plain = not any(field.metadata for field in self.schema)
+        return ListedOutput(self.schema, self.rows_each) if shards >= MANY_SHARDS and is_plain else self
+
+
+@dataclass(frozen=True)
+class ListedOutput(Output):
+    """Rows as lists that Spark's worker leaves as they are: as few as blobs, and no Python takes them apart."""
+
+    schema: StructType  #: Of the output
+    rows_each: int  #: Maximum rows of an Arrow batch between Spark and Python
+
+    @property
+    def sent_schema(self) -> StructType:
+        return StructType([StructField(ROWS, ArrayType(self.schema, containsNull=False))])
+
+    def send(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
+        (kind,) = arrow_schema(self.sent_schema, "the output").types
+        for part in (part for batch in batches for part in _parts(batch)):
+            rows = pa.StructArray.from_arrays(part.columns, fields=list(kind.value_type))
+            listed = pa.ListArray.from_arrays(pa.array([0, len(rows)], pa.int32()), rows, type=kind)
+            yield pd.DataFrame({ROWS: ArrowColumn(listed)})
+
+    def send_at_once(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
+        return (_padded(frame, self.rows_each) for frame in self.send(batches))
+
+    def receive(self, frame: DataFrame) -> DataFrame:
+        return frame.select(F.inline(ROWS))
+
+
+def _padded(frame: pd.DataFrame, rows_each: int) -> pd.DataFrame:
+    """Return a frame that the worker passes on, padded with nulls, which are dropped behind it.
+
+    It gathers frames until they have more rows than this, however large the rows. Where rows have no limit, or hardly
+    any, it gathers what a call returns, as it is told.
+    """
+    return frame.reindex(range(rows_each + 1)) if rows_each < PADDED_ROWS_MAX else frame
 
 
 def pack_output(batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
@@ -213,9 +259,7 @@ def pack_output(batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = 0
     for batch in batches:
-        rows_each = max(1, int(batch.num_rows * BLOB_BYTES / max(batch.nbytes, 1)))
-        for start in range(0, batch.num_rows, rows_each):
-            part = batch.slice(start, rows_each)
+        for part in _parts(batch):
             if waiting and waiting_bytes + part.nbytes > BLOB_BYTES:
                 yield _output_frame(waiting)
                 waiting, waiting_bytes = [], 0
@@ -223,6 +267,12 @@ def pack_output(batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
             waiting_bytes += part.nbytes
     if waiting:
         yield _output_frame(waiting)
+
+
+def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield a batch in slices of about the size of a blob."""
+    rows_each = max(1, int(batch.num_rows * BLOB_BYTES / max(batch.nbytes, 1)))
+    return (batch.slice(start, rows_each) for start in range(0, batch.num_rows, rows_each))
 
 
 def _output_frame(batches: list[pa.RecordBatch]) -> pd.DataFrame:

@@ -17,6 +17,7 @@ from pyspark.sql.streaming.state import GroupState
 import holdfast
 from holdfast import savepoints
 from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.transport.output import MANY_SHARDS
 from tests.spark.conftest import Lab
 from tests.tiers import cases, repetitions
 
@@ -94,15 +95,15 @@ def test_a_wrong_definition_says_so(lab: Lab, states: Any, time_mode: Any, text:
 
 
 @pytest.mark.all
-@pytest.mark.parametrize(("time_mode", "python_stages"), [("None", 2), ("EventTime", 1)])
-def test_rows_of_many_event_times_are_not_packed(
-    lab: Lab, capsys: pytest.CaptureFixture[str], time_mode: Any, python_stages: int
+@pytest.mark.parametrize(("shards", "python_stages"), [(2, 2), (MANY_SHARDS, 1)])
+def test_many_shards_have_one_python_stage_fewer(
+    lab: Lab, capsys: pytest.CaptureFixture[str], shards: int, python_stages: int
 ) -> None:
-    """Blobs would come with a mark for each event time, which costs as much as a row, and with one more stage."""
+    """Each shard is a task, and each task would start a stage that unpacks its output."""
+    lab.configure({"shards": str(shards)})
     lab.feed([("a", 1)])
-    source = lab.source().selectExpr("key", "timestamp_millis(v) as at").withWatermark("at", "0 seconds")
-    grouped = holdfast.stream(source).groupBy("key")
-    grouped.applyInArrowWithState(idle, "key string, n long", "n long", "update", timeMode=time_mode).explain()
+    grouped = holdfast.stream(lab.source()).groupBy("key")
+    grouped.applyInArrowWithState(idle, "key string, n long", "n long", "update").explain()
     assert capsys.readouterr().out.count("MapInArrow") == python_stages
 
 

@@ -22,6 +22,7 @@ import holdfast
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.spark_versions import minor_version, version_of
+from holdfast.spark_integration.transport.output import MANY_SHARDS
 from tests.awkward_rows import INPUT, SCHEMA, exact
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
@@ -286,7 +287,8 @@ def test_keys_of_processors_and_their_timers(in_order: Lab, in_pandas: bool) -> 
     assert ours == shown_by(SPARK)
 
 
-def test_a_streaming_query_loses_nothing(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shards", [2, MANY_SHARDS])
+def test_a_streaming_query_loses_nothing(spark: SparkSession, tmp_path: Path, shards: int) -> None:
     """In a zone whose clocks go back; chunks of two rows, so that some have nulls and others have none."""
     import holdfast
 
@@ -306,6 +308,7 @@ def test_a_streaming_query_loses_nothing(spark: SparkSession, tmp_path: Path) ->
         "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
         "spark.holdfast.state.dir": str(tmp_path / "durable"),
         "spark.holdfast.local.dir": str(tmp_path / "local"),
+        "spark.holdfast.shards": str(shards),
     }
     with configured(spark, settings):
         events = spark.readStream.schema(SCHEMA).parquet(str(tmp_path / "in"))

@@ -28,9 +28,12 @@ from holdfast.spark_integration.shard_call import call
 from holdfast.spark_integration.shard_call import call as shard_call
 from holdfast.spark_integration.shard_call.call import gather_rows
 from holdfast.spark_integration.spark_types import Watermark, arrow_schema
+from holdfast.spark_integration.transport import output as output_module
 from holdfast.spark_integration.transport import packed as packed_module
 from holdfast.spark_integration.transport.output import (
+    MANY_SHARDS,
     MEASURED,
+    ListedOutput,
     ObservedOutput,
     OneByOneOutput,
     Output,
@@ -86,9 +89,9 @@ AWKWARD: dict[T.DataType, list[Any]] = {
 ROWS = pa.schema([("n", pa.int64())])
 
 
-def as_spark_converts(frames: list[pd.DataFrame], schema: T.StructType) -> pa.Array:
-    """What Spark's worker makes of frames: it puts them together, and an empty one of its own behind them."""
-    padding = pd.DataFrame(dict.fromkeys(schema.names), index=[])
+def as_spark_converts(frames: list[pd.DataFrame], schema: T.StructType, padded: int = 0) -> pa.Array:
+    """What Spark's worker makes of frames: it puts them together, and one of its own behind them that pads them."""
+    padding = pd.DataFrame(dict.fromkeys(schema.names), index=[*range(padded)])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of pandas, for each padding
         together = pd.concat([*frames, padding], ignore_index=True)
@@ -153,6 +156,62 @@ def test_nan_of_functions_by_key_fails_nothing(data_type: T.DataType) -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([1.5, NAN, None], types.types[0])], schema=types)
     converted = as_spark_converts(list(RowsOutput(schema).send([batch, batch])), schema)
     assert converted.to_pylist() == [1.5, None, None] * 2
+
+
+@pytest.mark.parametrize("padded", [0, 2])
+@pytest.mark.parametrize("observed", [False, True])
+@pytest.mark.parametrize("data_type", [*AWKWARD, *ODD], ids=lambda t: t.simpleString())
+def test_lists_of_rows_arrive_as_they_are(data_type: T.DataType, observed: bool, padded: int) -> None:
+    """NaN beside null, put together with other lists and with rows that pad."""
+    schema = T.StructType([T.StructField("c", data_type)])
+    types = arrow_schema(schema, "the output")
+    parts = [[None, None], [*AWKWARD.get(data_type, []), None, *ODD.get(data_type, [])]]
+    batches = [pa.RecordBatch.from_arrays([pa.array(part, types.types[0])], schema=types) for part in parts]
+    output: Output = ListedOutput(schema, 10)
+    if observed:
+        output = ObservedOutput.of(output, "holdfast.op")
+    frames = [*output.send(batches), *output.send_measures(CALL)]
+    converted = as_spark_converts(frames, output.sent_schema, padded)
+    assert converted.slice(2).to_pylist() == [[]] * observed + [None] * padded
+    for listed, batch in zip(converted, batches, strict=False):
+        (column,) = listed.values.flatten()
+        # NaN equals nothing, but prints as it is.
+        assert repr(column.cast(types.types[0]).to_pylist()) == repr(batch.column(0).to_pylist())
+
+
+def test_lists_keep_text_that_is_not_utf8_and_columns_that_have_no_null() -> None:
+    raw = pa.array([b"\xff", b"a"])
+    schema = T.StructType([T.StructField("x", T.StringType(), False)])
+    text = pa.RecordBatch.from_arrays(
+        [pa.Array.from_buffers(pa.string(), 2, raw.buffers())], schema=arrow_schema(schema, "it", keep_not_null=True)
+    )
+    output = ListedOutput(schema, 10)
+    converted = as_spark_converts(list(output.send([text, text])), output.sent_schema, 1)
+    assert converted.values.field("x").view(pa.binary()).to_pylist() == [b"\xff", b"a"] * 2
+    assert not converted.type.value_type.field("x").nullable
+
+
+def test_large_lists_leave_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The JVM reads one at a time."""
+    monkeypatch.setattr(output_module, "BLOB_BYTES", 80)
+    output = ListedOutput(T.StructType([T.StructField("n", T.LongType())]), 3)
+    pieces = [frame.iloc[:, 0].array.arrow for frame in output.send([rows(0, 25), rows(25, 5)])]
+    assert [len(piece[0]) for piece in pieces] == [10, 10, 5, 5]
+    assert [len(frame) for frame in output.send_at_once([rows(0, 25)])] == [4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "shards", "kind"),
+    [
+        ({}, MANY_SHARDS, ListedOutput),
+        ({}, MANY_SHARDS - 1, PackedOutput),
+        ({"comment": "kept"}, MANY_SHARDS, PackedOutput),
+    ],
+)
+def test_output_of_many_shards_needs_no_stage_that_unpacks(metadata: Any, shards: int, kind: type[Output]) -> None:
+    """Lists would lose what a column says of itself."""
+    schema = T.StructType([T.StructField("n", T.LongType(), metadata=metadata)])
+    assert type(PackedOutput(schema, 10).among(shards)) is kind
 
 
 def rows(first: int, n: int) -> pa.RecordBatch:
