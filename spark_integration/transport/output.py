@@ -43,6 +43,8 @@ from holdfast.spark_integration.transport.python_stage import prepared
 
 #: From so many shards on, each a task of every micro-batch, a Python stage that unpacks costs more than it saves.
 MANY_SHARDS = 64
+#: Of one list: Spark's JVM holds it as an array of rows, of which each takes 24 bytes and more, however small in Arrow.
+_LISTED_ROWS_MAX = 1 << 17
 #: What the name of an observation begins with; the operator's name follows.
 OBSERVATION = "holdfast."
 #: The column that holds lists of rows.
@@ -230,7 +232,7 @@ class ListedOutput(Output):
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
         (kind,) = arrow_schema(self.sent_schema, "the output").types
-        for part in (part for batch in batches for part in _parts(batch)):
+        for part in (part for batch in batches for part in _parts(batch, _LISTED_ROWS_MAX)):
             rows = pa.StructArray.from_arrays(part.columns, fields=list(kind.value_type))
             listed = pa.ListArray.from_arrays(pa.array([0, len(rows)], pa.int32()), rows, type=kind)
             yield pd.DataFrame({ROWS: ArrowColumn(listed)})
@@ -259,7 +261,7 @@ def pack_output(batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = 0
     for batch in batches:
-        for part in _parts(batch):
+        for part in _parts(batch, batch.num_rows):
             if waiting and waiting_bytes + part.nbytes > BLOB_BYTES:
                 yield _output_frame(waiting)
                 waiting, waiting_bytes = [], 0
@@ -269,9 +271,9 @@ def pack_output(batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
         yield _output_frame(waiting)
 
 
-def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield a batch in slices of about the size of a blob."""
-    rows_each = max(1, int(batch.num_rows * BLOB_BYTES / max(batch.nbytes, 1)))
+def _parts(batch: pa.RecordBatch, rows_max: int) -> Iterator[pa.RecordBatch]:
+    """Yield a batch in slices of about the size of a blob, or less."""
+    rows_each = max(1, min(rows_max, int(batch.num_rows * BLOB_BYTES / max(batch.nbytes, 1))))
     return (batch.slice(start, rows_each) for start in range(0, batch.num_rows, rows_each))
 
 

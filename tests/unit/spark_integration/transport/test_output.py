@@ -200,6 +200,15 @@ def test_large_lists_leave_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [len(frame) for frame in output.send_at_once([rows(0, 25)])] == [4, 4, 4]
 
 
+def test_lists_of_small_rows_leave_in_pieces_too() -> None:
+    """A row that is a bit in Arrow takes 24 bytes in the JVM, which holds a whole list, and at most 2 GiB of it."""
+    output = ListedOutput(T.StructType([T.StructField("flag", T.BooleanType())]), 3)
+    flags = pa.RecordBatch.from_pydict({"flag": pa.array(np.ones(300_000, np.bool_))})
+    pieces = [len(frame.iloc[:, 0].array.arrow[0]) for frame in output.send([flags])]
+    assert sum(pieces) == 300_000
+    assert max(pieces) <= 1 << 17
+
+
 @pytest.mark.parametrize(
     ("metadata", "shards", "kind"),
     [
