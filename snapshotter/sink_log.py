@@ -45,6 +45,7 @@ from holdfast.snapshotter.fields import (
     refuse_stray,
 )
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
+from holdfast.snapshotter.storage.options import parse_url
 
 KIND = "sink-entry"
 #: No operator has this name.
@@ -78,6 +79,14 @@ def plan_of(batch: str, sources: Iterable[tuple[str, str]]) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(told).encode())
 
 
+def place_digest(location: str) -> str:
+    """Return the digest that distinguishes a checkpoint location from others; empty of what is no URL."""
+    try:
+        return xxhash.xxh3_128_hexdigest(str(parse_url(location).for_spark).rstrip("/").encode())
+    except InvalidArgumentError:
+        return ""
+
+
 @dataclass(frozen=True)
 class Entry(Stored):
     """One act upon a sink: the beginning of a driver's run, or a decision."""
@@ -108,6 +117,7 @@ class Entry(Stored):
     #: The last of the queries whose place was taken so, the newest last: a driver of theirs that wakes up may still
     #: prepare something, which nobody can decide
     ended: tuple[str, ...] = ()
+    location: Annotated[str, re.compile(rf"({DIGEST.pattern})?")] = ""  #: As of `place_digest`; empty if unknown
 
     def require(self, header: Fields) -> None:
         if self.decided > self.number:

@@ -184,7 +184,7 @@ class StreamWriter(Awaited, _SparksWriter):
         query = SinkQuery(self._sink.name, query_id, self._options.replaces, self._options.sink)
         decisions, retained = self._options.open_decisions()
         with decisions:
-            yield Coordinator(self._sink, query, decisions, retained), query
+            yield Coordinator(self._sink, query, decisions, retained, location=self._options.location), query
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the part that may travel: no credentials, and nothing of the driver's."""

@@ -55,7 +55,7 @@ from holdfast.snapshotter.fence import looks
 from holdfast.snapshotter.fields import QUERY_ID
 from holdfast.snapshotter.ownership.claims import ALIVE_MS
 from holdfast.snapshotter.ownership.query_origin import QueryOrigin, find_origin
-from holdfast.snapshotter.sink_log import FOLDER, Entry, SinkLog, checked_sink
+from holdfast.snapshotter.sink_log import FOLDER, Entry, SinkLog, checked_sink, place_digest
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.probe import probe_storage
 from holdfast.spark_integration.executor.processes import ProcessId, lives, place_of
@@ -94,7 +94,8 @@ class _Past:
 class Coordinator:
     """One run's two-phase commits of one query to one sink, on the driver, by one thread at a time.
 
-    `retained`: entries of the log to keep; `process`: the query's, if it has only one, which fences others here.
+    `retained`: entries of the log to keep; `process`: the query's, if it has only one, which fences others here;
+    `location`: Spark's checkpoint location, if known, which tells a copy from a restart.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class Coordinator:
         retained: int,
         process: ProcessId | None = None,
         now_ms: Callable[[], int] = clock.now_ms,
+        location: str | None = None,
     ) -> None:
         checked_sink(query.sink)
         if not QUERY_ID.fullmatch(query.query_id):
@@ -118,6 +120,7 @@ class Coordinator:
         self._sink, self._query, self._storage, self._retained = sink, query, storage, retained
         self._log, self._driver, self._now_ms = SinkLog(storage, query.sink), clock.new_id(), now_ms
         self._process = place_of(process) if process else ""
+        self._location = place_digest(location) if location else ""
         self._facts = {"sink": query.sink, "query": query.query_id, "storage": storage.url}
         # The newest entry that this run has read or appended, and the decision that counts as of it.
         self._entry: Entry | None = None
@@ -281,7 +284,7 @@ class Coordinator:
             decided = self._entry.decided if self._entry else 0
         begun = Entry(self._query.sink, self.number + 1, self._query.query_id, self._driver, decided, ending)
         ended = self._entry.ended_before(self._query.query_id, ending) if self._entry else ()
-        begun = replace(begun, process=self._process, at_ms=self._now_ms(), ended=ended)
+        begun = replace(begun, process=self._process, location=self._location, at_ms=self._now_ms(), ended=ended)
         if self._entry is None or not self._entry.continues or self._entry.query_id != self._query.query_id:
             return begun
         return replace(begun, stands_for=self._entry.stands_for, plan=self._entry.plan)
@@ -425,17 +428,31 @@ class Coordinator:
         return None
 
     def _refuse_a_live_driver(self, found: Entry | None) -> None:
-        """Raise `ConflictError` if another process of this machine runs the query; elsewhere the newest start wins."""
+        """Raise `ConflictError` if another process here, or at another location, runs the query; else the newest wins.
+
+        One at another location that has ended here does not: the location was moved.
+        """
         # A clock may have been set back since.
-        if found is None or not self._process or abs(self._now_ms() - found.at_ms) > ALIVE_MS:
+        if found is None or abs(self._now_ms() - found.at_ms) > ALIVE_MS:
             return
-        if found.process != self._process and lives(found.process):
+        if self._process and found.process == self._process:
+            return
+        alive, minutes = lives(found.process), ALIVE_MS // 60_000
+        if alive and self._process:
             raise ConflictError(
                 "another process on this machine runs this query, or ran it within "
-                f"{ALIVE_MS // 60_000} minutes and is still alive: stop it. A copy of a checkpoint location needs its "
+                f"{minutes} minutes and is still alive: stop it. A copy of a checkpoint location needs its "
                 "own spark.holdfast.state.dir, and its own sink",
                 **self._facts,
                 process=found.process.partition(".")[2].partition("-")[0],
+            )
+        is_elsewhere = found.query_id == self._query.query_id and self._location != found.location
+        if is_elsewhere and self._location and found.location and alive is not False:
+            raise ConflictError(
+                f"this query has worked with another checkpoint location within {minutes} minutes: a copy of a "
+                "location needs its own spark.holdfast.state.dir, and its own sink. If the location was moved, start "
+                f"the query {minutes} minutes after it was stopped",
+                **self._facts,
             )
 
     def _settle_replaced(self, past: _Past) -> None:

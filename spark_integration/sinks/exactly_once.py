@@ -25,7 +25,7 @@ from holdfast.spark_integration.shard.task import QUERY_PROPERTY
 from holdfast.spark_integration.sinks.coordinator import Coordinator
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, ReusingSink, SinkQuery, TwoPhaseSink
 from holdfast.spark_integration.sinks.writing import WriteTask, drop_frame, write_frame
-from holdfast.spark_integration.spark_state.running_query import RunningQuery
+from holdfast.spark_integration.spark_state.running_query import RunningQuery, running_location
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.spark_versions import is_classic
 
@@ -154,8 +154,11 @@ class _Run:
         self._has_twins = configuration.get("spark.speculation", "false").lower() == "true"
         # Over Connect another process may follow this one while it is still there.
         process = ProcessId.of(os.getpid()) if is_classic(session) else None
-        self._coordinator = Coordinator(sink, self._query, self._storage, settings.retained_versions, process)
         spark_query_id = _spark_query_id(session)
+        location = running_location(session, spark_query_id) if spark_query_id else None
+        self._coordinator = Coordinator(
+            sink, self._query, self._storage, settings.retained_versions, process, location=location
+        )
         self._running = RunningQuery(session, spark_query_id) if spark_query_id else None
         self.next_batch_id: int | None = None
         self._schema: pa.Schema | None = None

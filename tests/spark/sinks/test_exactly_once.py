@@ -414,6 +414,22 @@ def test_what_is_planned_anew_is_refused_by_a_data_source(lab: Lab) -> None:
     require_refused(lab, lambda: parquet_rows(url), run)
 
 
+@pytest.mark.all
+@pytest.mark.since("4.1")
+def test_a_copy_of_a_location_is_refused_by_a_data_source(lab: Lab) -> None:
+    """Exactly as far as its original, and wherever it runs: its location tells."""
+    url = str(lab.folder / "shown")
+    run = partial(run_data_source, lab, url, count_and_sum)
+    lab.feed(OLDER_FED[0])
+    run("query")
+    copied = copy(lab, "copied")
+    lab.feed(OLDER_FED[1])
+    with pytest.raises(StreamingQueryException, match="another checkpoint location"):
+        run(copied)
+    run("query")
+    assert parquet_rows(url) == totals(*OLDER_FED[:2])
+
+
 @pytest.mark.smoke
 def test_what_is_planned_anew_over_the_same_input_is_refused(lab: Lab) -> None:
     """What timers show that are due by then was dropped. A repeat goes on as it was logged. On each Spark."""

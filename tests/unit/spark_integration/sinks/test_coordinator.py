@@ -434,6 +434,40 @@ def test_a_process_of_this_machine_that_lives_is_not_fenced(url: str) -> None:
     assert target.shown(0) == {"part"}
 
 
+def test_a_copy_of_the_location_does_not_end_its_original(url: str) -> None:
+    """On whatever machine, and exactly as far; a restart may, and one whose location was moved, later."""
+    target = Target(has_mark=True)
+
+    def begun(location: str | None, later_ms: int = 0, process: int | None = None) -> Coordinator:
+        run = Coordinator(
+            ModelSink(target, Crash()),
+            QUERY,
+            open_storage(url),
+            100,
+            ProcessId.of(process) if process else None,
+            now_ms=lambda: clock.now_ms() + later_ms,
+            location=location,
+        )
+        run.start(0, SCHEMA)
+        return run
+
+    original = begun("s3://bucket/query")
+    with pytest.raises(ConflictError, match=r"another checkpoint location.*a copy of a location needs its own"):
+        begun("s3://bucket/copy")
+    target.prepared["part"] = 0
+    original.finish(0, Prepared(({"id": "part"},), 1))
+    for location in ("s3a://bucket/query/", None, "s3://bucket/query"):
+        begun(location)
+    with pytest.raises(ConflictError, match="another checkpoint location"):
+        begun("/query")
+    begun("s3://bucket/moved", 301_000)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        begun("s3://bucket/moved", 302_000, other.pid)
+        other.communicate()
+    begun("s3://bucket/again", 303_000, os.getpid())
+    assert target.shown(0) == {"part"}
+
+
 SINKS: list[Callable[[str], TwoPhaseSink]] = [
     lambda name: sinks.parquet(name, "/data/out"),
     lambda name: sinks.delta(name, "/data/out"),
