@@ -4,6 +4,9 @@ A few hundred micro-batches of a minute in ``make test-all``, a week of them in 
 HOLDFAST_SOAK_BATCHES=100000 divides the week into more, for most of an hour. Shards wander between executors, which are
 replaced; queries start and stop, with credentials that change; a scheduled job runs for a moment on an executor of its
 own. Late samples are compared with early ones.
+
+The time is a week to the shards that ended queries leave on disk: they stay for a seventh of it, in place of a day.
+Otherwise all would stay through a few hundred minutes, and what is bounded would look like growth.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import pytest
 
 from holdfast.backends.rocksdb.backend import RocksDBBackend
 from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
+from holdfast.spark_integration.server import housekeeping
 from tests.model.built_in import ram_directory
 from tests.soak.cluster import TIDY_EVERY_MS, Clock, Executor, Place, Query, Sample
 from tests.tiers import LONG
@@ -142,6 +146,7 @@ class Cluster:
 @pytest.fixture(params=["memory", "rocksdb"])
 def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setattr(RocksDBBackend, "share_bytes", lambda _: SHARE_BYTES)
+    monkeypatch.setattr(housekeeping, "KEPT_MS", BATCHES * BATCH_MS // 7)
     with ram_directory() as root:
         made = Cluster(root, seed=7, backend=request.param)
         try:
