@@ -87,9 +87,9 @@ def _by_key() -> Iterable[Measurement]:
     pandas = (*_PANDAS, "holdfast-memory")
     frames = ("holdfast-memory-pandas", "holdfast-rocksdb-pandas")
     for name, what, minutes, job, ours, baseline, target in (
-        ("by-key-pandas", "function of applyInPandasWithState", 10, by_pandas, pandas, _SPARK_BY_KEY, 12.0),
+        ("by-key-pandas", "function of applyInPandasWithState", 8, by_pandas, pandas, _SPARK_BY_KEY, 12.0),
         ("processor-row", "processor of transformWithState by Row", 4, processor, _BY_ROW, "spark-tws-row", 9.0),
-        ("processor-pandas", "processor of transformWithStateInPandas", 8, processor, frames, "spark-tws-pandas", 12.0),
+        ("processor-pandas", "processor of transformWithStateInPandas", 7, processor, frames, "spark-tws-pandas", 12.0),
     ):
         question = f"How fast is a {what}, unchanged?"
         entries, targets = _same(job, *ours, baseline), (Target(f"{ours[0]}/{baseline}", at_least=target),)

@@ -145,7 +145,7 @@ class RowsOneByOne:
     def arrow_schema(self) -> pa.Schema:
         return self.packed.arrow_schema
 
-    def send(self, frame: DataFrame, hashed: Column) -> DataFrame:
+    def send(self, frame: DataFrame, hashed: Column, _: object) -> DataFrame:
         event_time = self.packed.event_time
         assert event_time is not None
         at, field = F.unix_micros(quoted(event_time.column)), event_time.sent
