@@ -101,8 +101,8 @@ OPERATORS: dict[str, tuple[Callable[[DataFrame], DataFrame], Callable[[DataFrame
     ),
     "dropDuplicates": (
         # Of many values, so that later micro-batches have new ones.
-        lambda df: holdfast.stream(df).dropDuplicates(["user", "i"]).select("user", "i"),
-        lambda df: df.dropDuplicates(["user", "i"]).select("user", "i"),
+        lambda df: holdfast.stream(df).dropDuplicates(["user", "l"]).select("user", "l"),
+        lambda df: df.dropDuplicates(["user", "l"]).select("user", "l"),
     ),
     "top": (
         lambda df: (
