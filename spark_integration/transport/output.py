@@ -193,11 +193,22 @@ def _part(value: Any, t: pa.DataType) -> Any:
 
 
 @dataclass(frozen=True)
-class PackedOutput(Output):
-    """Rows as Arrow blobs."""
+class _TableOutput(Output):
+    """Tables, of which a row of Spark's holds many rows."""
 
     schema: StructType  #: Of the output
     rows_each: int  #: Maximum rows of an Arrow batch between Spark and Python
+
+    def send_at_once(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
+        # The worker gathers frames until they have more rows than this, however large the rows: pad with nulls, which
+        # are dropped behind it. Where rows have no limit, or hardly any, it gathers what a call returns, as it is told.
+        for frame in self.send(batches):
+            yield frame.reindex(range(self.rows_each + 1)) if self.rows_each < PADDED_ROWS_MAX else frame
+
+
+@dataclass(frozen=True)
+class PackedOutput(_TableOutput):
+    """Rows as Arrow blobs."""
 
     @property
     def sent_schema(self) -> StructType:
@@ -205,9 +216,6 @@ class PackedOutput(Output):
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
         return pack_output(batches)
-
-    def send_at_once(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
-        return (_padded(frame, self.rows_each) for frame in pack_output(batches))
 
     def receive(self, frame: DataFrame) -> DataFrame:
         rows_each = self.rows_each
@@ -220,11 +228,8 @@ class PackedOutput(Output):
 
 
 @dataclass(frozen=True)
-class ListedOutput(Output):
+class ListedOutput(_TableOutput):
     """Rows as lists that Spark's worker leaves as they are: as few as blobs, and no Python takes them apart."""
-
-    schema: StructType  #: Of the output
-    rows_each: int  #: Maximum rows of an Arrow batch between Spark and Python
 
     @property
     def sent_schema(self) -> StructType:
@@ -237,20 +242,8 @@ class ListedOutput(Output):
             listed = pa.ListArray.from_arrays(pa.array([0, len(rows)], pa.int32()), rows, type=kind)
             yield pd.DataFrame({ROWS: ArrowColumn(listed)})
 
-    def send_at_once(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
-        return (_padded(frame, self.rows_each) for frame in self.send(batches))
-
     def receive(self, frame: DataFrame) -> DataFrame:
         return frame.select(F.inline(ROWS))
-
-
-def _padded(frame: pd.DataFrame, rows_each: int) -> pd.DataFrame:
-    """Return a frame that the worker passes on, padded with nulls, which are dropped behind it.
-
-    It gathers frames until they have more rows than this, however large the rows. Where rows have no limit, or hardly
-    any, it gathers what a call returns, as it is told.
-    """
-    return frame.reindex(range(rows_each + 1)) if rows_each < PADDED_ROWS_MAX else frame
 
 
 def pack_output(batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
