@@ -114,7 +114,7 @@ class Aggregation(OperatorFunction):
         keys, order = batch.distinct_keys(self._state)
         found = transaction.get(STATE_TABLE, keys)
         stored = pa.Table.from_batches([take(found.values, np.flatnonzero(found.exists))])
-        parts = pa.concat_tables([received_states(self.accumulators, batch.rows), stored])
+        parts = pa.concat_tables([received_states(self._state.value, batch.rows), stored])
         states = reduced(self.accumulators, parts, with_stored(order, found.exists))
         transaction.put(STATE_TABLE, keys, states)
         if ends is not None:

@@ -10,14 +10,13 @@ A window is one of the keys, so a late row never shares a state with one that is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from holdfast.backends.arrow.rows import order_rows
 from holdfast.backends.run import Keys, TableSchema
-from holdfast.spark_integration.operators.accumulators import Accumulator, lifted, reduced, state_types
+from holdfast.spark_integration.operators.accumulators import Accumulator, lifted, reduced
 from holdfast.spark_integration.transport.packed import HASH
 
 #: Prefix of the columns that hold states among the received ones.
@@ -33,7 +32,7 @@ class PartialAggregation:
     time: str | None  #: The column by which rows are late
 
     def received(self, sent: pa.Schema) -> pa.Schema:
-        states = [field.with_name(_STATE + field.name) for field in state_types(self.accumulators)]
+        states = [field.with_name(_STATE + field.name) for field in self.state.value]
         return pa.schema([*(sent.field(name) for name in self._kept), *states])
 
     def partial(self, rows: pa.Table) -> pa.Table:
@@ -55,7 +54,6 @@ class PartialAggregation:
         return pa.Table.from_arrays([*columns, *states.columns], schema=self.received(rows.schema))
 
 
-def received_states(accumulators: Sequence[Accumulator], rows: pa.Table) -> pa.Table:
+def received_states(types: pa.Schema, rows: pa.Table) -> pa.Table:
     """Return the states among received rows."""
-    types = state_types(accumulators)
     return pa.Table.from_arrays([rows.column(_STATE + name) for name in types.names], schema=types)
