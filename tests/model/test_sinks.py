@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -288,85 +289,79 @@ with continued_world() as _alone:
     STEPS = length(_alone)
 
 
+def standing(*moments: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+    """Yield a world, its driver that stands still after so many steps, the first of each moment, and the saved query.
+
+    The rest of the moment follows. Left out are moments at which a savepoint holds no micro-batch of a sink.
+    """
+    for steps, *rest in itertools.product(*moments):
+        with continued_world() as found:
+            old = run(found, steps=steps)
+            query = saved(found)
+            if query.sinks and query.batch_id >= 0:
+                yield found, old, query, *rest
+
+
 @pytest.mark.parametrize("wakes", ["never", "before the start", "after the start"])
 def test_a_query_is_saved_at_any_moment(wakes: str) -> None:
     """Its driver stands still before any request, is saved and restored, and may wake: it shows nothing more."""
     tried = 0
-    for steps, begun in itertools.product(range(STEPS), range(1, STEPS, 2 if ALL else 6)):
-        with continued_world() as found:
-            old = run(found, steps=steps)
-            query = saved(found)
-            if not query.sinks or query.batch_id < 0:
-                continue
-            new_world = restored(found, query)
-            if wakes == "before the start":
-                old.go()
-            new = run(new_world, "new", begun)
-            if wakes == "after the start":
-                old.go()
-            assert old.error is None or isinstance(old.error, ConflictError), repr(old.error)
-            new.kill()
-            judge(new_world)
-            tried += 1
+    for found, old, query, begun in standing(range(STEPS), range(1, STEPS, 2 if ALL else 6)):
+        new_world = restored(found, query)
+        if wakes == "before the start":
+            old.go()
+        new = run(new_world, "new", begun)
+        if wakes == "after the start":
+            old.go()
+        assert old.error is None or isinstance(old.error, ConflictError), repr(old.error)
+        new.kill()
+        judge(new_world)
+        tried += 1
     assert tried > STEPS
 
 
 def test_what_a_saved_query_prepares_when_it_wakes_is_ended_by_a_later_start() -> None:
     """The restored one has begun for good by then, and the old driver dies before it is told."""
     left = 0
-    for steps, woken in itertools.product(range(0, STEPS, 1 if ALL else 3), (1, 2)):
-        with continued_world() as found:
-            old = run(found, steps=steps)
-            query = saved(found)
-            if not query.sinks or query.batch_id < 0:
-                continue
-            new_world = restored(found, query)
-            run(new_world, "new")
-            old.go(woken)
-            old.kill()
-            left += len(new_world.left())
-            judge(new_world)
+    for found, old, query, woken in standing(range(0, STEPS, 1 if ALL else 3), (1, 2)):
+        new_world = restored(found, query)
+        run(new_world, "new")
+        old.go(woken)
+        old.kill()
+        left += len(new_world.left())
+        judge(new_world)
     assert left
 
 
 def test_a_restore_that_is_killed_is_made_again() -> None:
     """Its first attempt may have ended the saved query: the second one, of another id, begins all the same."""
-    for steps, at, after in itertools.product(range(12, STEPS, 1 if ALL else 3), range(1, 8), (False, True)):
-        with continued_world() as found:
-            old = run(found, steps=steps)
-            query = saved(found)
-            if not query.sinks or query.batch_id < 0:
-                continue
-            killed = copy(found)
-            killed.storage = CrashingStorage(found.storage, Crash(at=at, after=after))
-            with suppress(Killed):
-                restored(killed, query, "restored-1")
-            new_world = restored(found, query, "restored-2")
-            old.go()
-            assert old.error is None or isinstance(old.error, ConflictError), repr(old.error)
-            judge(new_world)
+    every_step = range(12, STEPS, 1 if ALL else 3)
+    for found, old, query, at, after in standing(every_step, range(1, 8), (False, True)):
+        killed = copy(found)
+        killed.storage = CrashingStorage(found.storage, Crash(at=at, after=after))
+        with suppress(Killed):
+            restored(killed, query, "restored-1")
+        new_world = restored(found, query, "restored-2")
+        old.go()
+        assert old.error is None or isinstance(old.error, ConflictError), repr(old.error)
+        judge(new_world)
 
 
 def test_a_savepoint_is_restored_again_until_something_is_shown() -> None:
     """The first restored query may have begun, and was killed at any step; its location is lost."""
     again = 0
-    for saved_at, steps in itertools.product(range(12, STEPS, 1 if ALL else 3), range(STEPS)):
-        with continued_world() as found:
-            run(found, steps=saved_at)
-            query = saved(found)
-            if not query.sinks or query.batch_id < 0:
-                continue
-            first = restored(found, query, "restored-1")
-            run(first, "first", steps).kill()
-            entry, _ = SinkLog(found.storage, QUERY.sink).latest()
-            assert entry is not None
-            if entry.continues:
-                judge(restored(found, query, "restored-2"))
-                again += 1
-            else:
-                with pytest.raises(ConflictError, match="another query has continued this sink"):
-                    restored(found, query, "restored-2")
-                judge(first)
+    for found, _, query, steps in standing(range(12, STEPS, 1 if ALL else 3), range(STEPS)):
+        first = restored(found, query, "restored-1")
+        run(first, "first", steps).kill()
+        entry, _ = SinkLog(found.storage, QUERY.sink).latest()
+        assert entry is not None
+        if entry.continues:
+            judge(restored(found, query, "restored-2"))
+            again += 1
+        else:
+            with pytest.raises(ConflictError, match="another query has continued this sink"):
+                restored(found, query, "restored-2")
+            judge(first)
     assert again
 
 
