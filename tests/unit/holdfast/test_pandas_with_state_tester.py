@@ -241,38 +241,20 @@ def test_keys_of_several_columns_and_equal_zeros() -> None:
     assert made.peekState((-0.0, 1)) == (1,)
 
 
+A_PAIR = T.StructType().add("x", T.IntegerType()).add("t", T.TimestampType())
+
+
 @pytest.mark.parametrize(
     ("ddl", "schema"),
     [
-        ("a int", T.StructType([T.StructField("a", T.IntegerType())])),
+        ("a int", T.StructType().add("a", T.IntegerType())),
         (
             " a: INT NOT NULL , `b c` decimal(5, 2), d decimal",
-            T.StructType(
-                [
-                    T.StructField("a", T.IntegerType(), False),
-                    T.StructField("b c", T.DecimalType(5, 2)),
-                    T.StructField("d", T.DecimalType(10, 0)),
-                ]
-            ),
+            T.StructType().add("a", T.IntegerType(), False).add("b c", T.DecimalType(5, 2)).add("d", T.DecimalType()),
         ),
         (
             "m map<string,array<struct<x:int,t:timestamp>>>,n bigint",
-            T.StructType(
-                [
-                    T.StructField(
-                        "m",
-                        T.MapType(
-                            T.StringType(),
-                            T.ArrayType(
-                                T.StructType(
-                                    [T.StructField("x", T.IntegerType()), T.StructField("t", T.TimestampType())]
-                                )
-                            ),
-                        ),
-                    ),
-                    T.StructField("n", T.LongType()),
-                ]
-            ),
+            T.StructType().add("m", T.MapType(T.StringType(), T.ArrayType(A_PAIR))).add("n", T.LongType()),
         ),
     ],
 )

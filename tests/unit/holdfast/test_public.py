@@ -186,43 +186,34 @@ def counted(row: Any) -> object:
     ).test([row])
 
 
-@pytest.mark.parametrize(
-    ("mistake", "error", "said"),
-    [
-        (
-            lambda: processed(nothing, lambda handle: handle.registerTimer("in a minute")),
-            TypeError,
-            "a timer's time is a whole number of milliseconds, such as 60_000, not 'in a minute'",
-        ),
-        (
-            lambda: processed(lambda handle: handle.getValueState("n", "n long", ttlDurationMs="1 hour"), nothing),
-            TypeError,
-            "ttlDurationMs of 'n' is a whole number of milliseconds, such as 60_000, not '1 hour'",
-        ),
-        (
-            lambda: processed(nothing, lambda handle: iter([("ann", 1)])),
-            AttributeError,
-            r"a processor returns Rows with names, such as Row\(user=key\[0\], n=1\): 'tuple' object has no attribute",
-        ),
-        (
-            lambda: PandasWithStateTester(print, "usr", "user string", "user string", "n long", "NoTimeout"),
-            ValueError,
-            "no column 'usr'; did you mean 'user'?",
-        ),
-        (lambda: counted({"user": "ann", "pgae": "/"}), ValueError, "no column 'pgae'; did you mean 'page'?"),
-        (lambda: counted(Row(user="ann", pgae="/")), ValueError, "no column 'pgae'; did you mean 'page'?"),
-        (lambda: holdfast.explain(cast("Any", "ValueError: x")), ValueError, "takes the error itself, not its text"),
-    ],
-    ids=[
-        "timer",
-        "TTL",
-        "tuple for a Row",
-        "misspelt key",
-        "misspelt in a dict",
-        "misspelt in a Row",
-        "explain a text",
-    ],
-)
+WHOLE = "is a whole number of milliseconds, such as 60_000, not"
+MISSPELT = "no column 'pgae'; did you mean 'page'?"
+NO_ROW = r"a processor returns Rows with names, such as Row\(user=key\[0\], n=1\): 'tuple' object has no attribute"
+MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "timer": (
+        lambda: processed(nothing, lambda handle: handle.registerTimer("in a minute")),
+        *(TypeError, f"a timer's time {WHOLE} 'in a minute'"),
+    ),
+    "TTL": (
+        lambda: processed(lambda handle: handle.getValueState("n", "n long", ttlDurationMs="1 hour"), nothing),
+        *(TypeError, f"ttlDurationMs of 'n' {WHOLE} '1 hour'"),
+    ),
+    "tuple for a Row": (lambda: processed(nothing, lambda handle: iter([("ann", 1)])), AttributeError, NO_ROW),
+    "misspelt key": (
+        lambda: PandasWithStateTester(print, "usr", "user string", "user string", "n long", "NoTimeout"),
+        *(ValueError, "no column 'usr'; did you mean 'user'?"),
+    ),
+    "misspelt in a dict": (lambda: counted({"user": "ann", "pgae": "/"}), ValueError, MISSPELT),
+    "misspelt in a Row": (lambda: counted(Row(user="ann", pgae="/")), ValueError, MISSPELT),
+    "explain a text": (
+        lambda: holdfast.explain(cast("Any", "ValueError: x")),
+        ValueError,
+        "takes the error itself, not its text",
+    ),
+}
+
+
+@pytest.mark.parametrize(("mistake", "error", "said"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_is_said_in_words(mistake: Callable[[], object], error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         mistake()

@@ -67,21 +67,9 @@ def test_each_key_sets_its_value_and_others_are_not_ours() -> None:
 def test_every_setting_has_a_key_in_this_test() -> None:
     keys = {f.metadata["key"] for f in fields(Settings) if f.metadata}
     assert keys == {
-        "timeouts",
-        "pandas.frameTemplates",
-        "backend",
-        "state.dir",
-        "local.dir",
-        "shards",
-        "restore.allowNew",
-        "snapshot.maxCommits",
-        "snapshot.maxBytes",
-        "snapshot.intervalSeconds",
-        "commit.carriedBytes",
-        "metrics.inProgress",
-        "metrics.port",
-        "metrics.address",
-        "snapshot.upload.bandwidth",
+        *("timeouts", "pandas.frameTemplates", "backend", "state.dir", "local.dir", "shards", "restore.allowNew"),
+        *("snapshot.maxCommits", "snapshot.maxBytes", "snapshot.intervalSeconds", "snapshot.upload.bandwidth"),
+        *("commit.carriedBytes", "metrics.inProgress", "metrics.port", "metrics.address"),
     }
 
 
@@ -142,20 +130,13 @@ def test_a_key_like_no_other_gets_the_list() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "why"),
     [
-        ("shards", "four", "a whole number"),
-        ("shards", "0", "at least 1"),
-        ("shards", "2.5", "a whole number"),
-        ("shards", "65537", "at most 65,536"),
-        ("snapshot.maxCommits", "-1", "at least 1"),
+        *(("shards", value, "a whole number") for value in ("four", "2.5")),
         ("metrics.port", "http", "a whole number"),
-        ("snapshot.upload.bandwidth", "0", "512m or 2g"),
-        ("snapshot.maxBytes", "many", "512m or 2g"),
-        ("snapshot.intervalSeconds", "0", "at least 1"),
-        ("commit.carriedBytes", "2m", "at most 1m"),
-        ("snapshot.upload.bandwidth", "fast", "512m or 2g"),
-        ("backend", " ", "empty"),
-        ("state.dir", "", "empty"),
-        ("local.dir", "relative/path", "absolute"),
+        *(("shards", "0", "at least 1"), ("snapshot.maxCommits", "-1", "at least 1")),
+        *(("snapshot.intervalSeconds", "0", "at least 1"), ("shards", "65537", "at most 65,536")),
+        *(("snapshot.upload.bandwidth", value, "512m or 2g") for value in ("0", "fast")),
+        *(("snapshot.maxBytes", "many", "512m or 2g"), ("commit.carriedBytes", "2m", "at most 1m")),
+        *(("backend", " ", "empty"), ("state.dir", "", "empty"), ("local.dir", "relative/path", "absolute")),
     ],
 )
 def test_a_value_that_does_not_fit_names_key_value_and_reason(key: str, value: str, why: str) -> None:

@@ -141,27 +141,11 @@ def test_what_no_start_could_read_is_not_decided(log: SinkLog, text: str) -> Non
 @pytest.mark.parametrize(
     "change",
     [
-        {"sink": "other"},
-        {"sink": "../totals"},
-        {"number": 3},
-        {"query_id": "q/2"},
-        {"query_id": None},
-        {"driver": "../a"},
-        {"decided": 3},
-        {"decided": 1},
-        {"batch_id": None},
-        {"batch_id": True},
-        {"before": -2},
-        {"ending": ["../q"]},
-        {"ending": [1]},
-        {"ended": ["../q"]},
-        {"rows": -1},
-        {"handles": {}},
-        {"handles": ["gid"]},
-        {"handles": [{}, None]},
-        {"process": "42-7"},
-        {"at_ms": -1},
-        {"surplus": 1},
+        *({"sink": "other"}, {"sink": "../totals"}, {"number": 3}, {"query_id": "q/2"}, {"query_id": None}),
+        *({"driver": "../a"}, {"decided": 3}, {"decided": 1}, {"batch_id": None}, {"batch_id": True}, {"before": -2}),
+        *({"ending": ["../q"]}, {"ending": [1]}, {"ended": ["../q"]}, {"rows": -1}),
+        *({"handles": handles} for handles in ({}, ["gid"], [{}, None])),
+        *({"process": "42-7"}, {"at_ms": -1}, {"surplus": 1}),
     ],
 )
 def test_what_cannot_be_is_refused(storage: ObjectStorage, log: SinkLog, change: dict[str, Any]) -> None:
@@ -203,12 +187,8 @@ def test_the_newest_entries_stay(storage: ObjectStorage, log: SinkLog) -> None:
     ("key", "found"),
     [
         (KEY, ("totals", 2)),
-        ("_sinks/totals/2", None),
-        ("_sinks/totals/00000000000000000000", None),
-        ("_sinks/totals/other", None),
-        ("_sinks/a.b/00000000000000000002", None),
-        ("_sinks/00000000000000000002", None),
-        ("totals/shard-0000/00000000000000000002", None),
+        *((f"_sinks/totals/{name}", None) for name in ("2", f"{0:020}", "other")),
+        *((f"{folder}/{2:020}", None) for folder in ("_sinks/a.b", "_sinks", "totals/shard-0000")),
     ],
 )
 def test_only_names_that_we_would_give_are_ours(key: str, found: tuple[str, int] | None) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import socket
 import traceback
-from collections.abc import Sequence
 
 import pytest
 from py4j.clientserver import JavaClient, JavaParameters, PythonParameters
@@ -19,7 +18,7 @@ from holdfast.errors import ConflictError, HoldfastError, InvalidArgumentError, 
 from holdfast.spark_integration.client.measures import METRICS, of_group
 from holdfast.spark_integration.failures import explain, passes
 from holdfast.spark_integration.progress_metrics import by_name
-from holdfast.spark_integration.restarting import FAILURES_MAX, Exponential, RestartStrategy
+from holdfast.spark_integration.restarting import FAILURES_MAX, Exponential
 from holdfast.spark_integration.transport.output import is_observed
 from tests.servers.programs import free_ports
 from tests.source_tree import ROOT
@@ -73,16 +72,11 @@ def test_an_exception_of_the_users_function_names_its_line_the_operator_and_the_
 
 
 def test_an_error_of_holdfast_names_the_shard_where_no_key_is_at_fault() -> None:
-    text = in_a_worker(
-        StateLostError("the commit that the query's pointer names is gone", version=8),
-        "raised in operator 'totals', shard 4, micro-batch 7",
-    )
-    assert explain(of_a_query(text)).splitlines()[:4] == [
-        "what:        StateLostError: the commit that the query's pointer names is gone, version=8",
-        "operator:    totals",
-        "shard:       4",
-        "micro-batch: 7",
-    ]
+    lost = StateLostError("the commit that the query's pointer names is gone", version=8)
+    text = in_a_worker(lost, "raised in operator 'totals', shard 4, micro-batch 7")
+    what, *where, _ = explain(of_a_query(text)).splitlines()
+    assert what == "what:        StateLostError: the commit that the query's pointer names is gone, version=8"
+    assert where == ["operator:    totals", "shard:       4", "micro-batch: 7"]
 
 
 @pytest.mark.parametrize(
@@ -127,12 +121,9 @@ def test_an_error_with_notes_is_the_cause_whatever_it_says(error: Exception, wha
 def test_an_error_before_the_shuffle_names_the_operator_and_the_micro_batch() -> None:
     """There an aggregate's own functions run, and no shard is known."""
     text = in_a_worker(ValueError("negative"), "raised in operator 'agg', before the shuffle, micro-batch 7")
-    assert explain(of_a_query(text)).splitlines()[:3] == [
-        "what:        ValueError: negative",
-        "operator:    agg",
-        "micro-batch: 7",
-    ]
-    assert explain(of_a_query(text)).endswith("start the query again: nothing of this micro-batch was kept")
+    *lines, to_do = explain(of_a_query(text)).splitlines()
+    assert lines == ["what:        ValueError: negative", "operator:    agg", "micro-batch: 7"]
+    assert to_do.endswith("start the query again: nothing of this micro-batch was kept")
 
 
 def test_advice_does_not_contradict_the_message() -> None:
@@ -189,11 +180,8 @@ def test_an_error_within_another_is_found_where_it_is_indented() -> None:
     outer = in_a_worker(PythonException("An exception was thrown from the Python worker:\n  " + "  ".join(
         inner.splitlines(keepends=True)
     )))  # fmt: skip
-    assert explain(of_a_query(outer)).splitlines()[:3] == [
-        "what:        InvalidArgumentError: no such column",
-        "operator:    op",
-        "shard:       1",
-    ]
+    expected = ["what:        InvalidArgumentError: no such column", "operator:    op", "shard:       1"]
+    assert explain(of_a_query(outer)).splitlines()[:3] == expected
 
 
 def test_of_java_only_the_innermost_cause_is_kept() -> None:
@@ -213,38 +201,23 @@ def test_of_java_only_the_innermost_cause_is_kept() -> None:
     ("said", "what", "to_do"),
     [
         ("[STATE_STORE_COMMIT_VALIDATION_FAILED] Validation failed for batch 12.", "limit", "count()"),
-        (
-            "java.io.FileNotFoundException: File file:/app-spark/state/0/1/12.delta does not exist",
-            "a foreachBatch that read only a part",
-            "delete the newest file of commits/",
-        ),
+        ("java.io.FileNotFoundException: File file:/app-spark/state/0/1/12.delta does not exist",
+         "a foreachBatch that read only a part", "delete the newest file of commits/"),
         ("python3: … (ModuleNotFoundError: No module named 'pyspark')", "lacks", "PYSPARK_PYTHON"),
         ("ModuleNotFoundError: No module named 'holdfast.backends'", "lacks", "PYSPARK_PYTHON"),
         ("[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.10", "version", "PYSPARK_PYTHON"),
-        (
-            '  File "/pyspark/worker.py", line 3, in main\n    load()\nModuleNotFoundError: No module named \'app\'',
-            "comes from the module app",
-            'spark.addArtifacts("app.py"',
-        ),
+        ('  File "/pyspark/worker.py", line 3, in main\n    load()\nModuleNotFoundError: No module named \'app\'',
+         "comes from the module app", 'spark.addArtifacts("app.py"'),
         ("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log. Multiple jobs", "another program", "stop one"),
         ("Multiple streaming queries are concurrently using file:/app/offsets.", "another program", "stop one"),
         ("Multiple applyInPandasWithStates are not supported on a stream;\n~Project", "Spark allows one", "processors"),
-        (
-            "Stateful operators in the metadata: [(0 -> one)]; Stateful operators in current batch: [(0 -> other)].",
-            "it has (0 -> one), the query (0 -> other)",
-            "stateStore.providerClass",
-        ),
+        ("Stateful operators in the metadata: [(0 -> one)]; Stateful operators in current batch: [(0 -> other)].",
+         "it has (0 -> one), the query (0 -> other)", "stateStore.providerClass"),
         ("[STREAMING_OUTPUT_MODE] Invalid streaming output mode: complete. This", "aggregations", '"update"'),
-        (
-            "Lost task 0.0 in stage 4.0 (TID 9): java.nio.channels.CancelledKeyException\n\tat java.base/sun.nio.ch.X",
-            "from one task to the next",
-            "local[*,4]",
-        ),
-        (
-            "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: holdfast-parquet. Make sure the provider name is",
-            "the format holdfast-parquet in the Python",
-            "holdfast.register(spark)",
-        ),
+        ("Lost task 0.0 in stage 4.0 (TID 9): java.nio.channels.CancelledKeyException\n\tat java.base/sun.nio.ch.X",
+         "from one task to the next", "local[*,4]"),
+        ("[DATA_SOURCE_NOT_FOUND] Failed to find the data source: holdfast-parquet. Make sure the provider name is",
+         "the format holdfast-parquet in the Python", "holdfast.register(spark)"),
         ("Could not serialize object: TypeError: cannot pickle '_thread.lock' object", "_thread.lock", "inside of"),
         ("'DataStreamWriter' object has no attribute 'awaitTermination'", "not started", ".start().awaitTermination"),
     ],
@@ -289,11 +262,6 @@ def test_what_others_observe_is_not_ours() -> None:
 EVEN = lambda: 0.5  # noqa: E731
 
 
-def delays(strategy: RestartStrategy, failures_s: Sequence[float]) -> list[float | None]:
-    """Return what the strategy says after each failure."""
-    return [strategy.delay_s(failures_s[: i + 1]) for i in range(len(failures_s))]
-
-
 @pytest.mark.parametrize(
     ("strategy", "failures_s", "told"),
     [
@@ -309,10 +277,11 @@ def test_a_strategy_says_when_to_start_again(
     strategy: restart.RestartStrategy, failures_s: list[float], told: list[float | None]
 ) -> None:
     """Or no more: after its attempts, or where failures are dense. A longer delay begins anew when it was quiet."""
-    assert delays(strategy, failures_s) == told
+    assert [strategy.delay_s(failures_s[: i + 1]) for i in range(len(failures_s))] == told
 
 
 def test_an_exponential_delay_of_many_failures_is_its_longest() -> None:
+    """However often it was doubled, it is a number."""
     assert Exponential(1, 5, 2, 60, 0, None, EVEN).delay_s([float(i) for i in range(FAILURES_MAX)]) == 5
 
 

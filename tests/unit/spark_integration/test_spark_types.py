@@ -12,23 +12,11 @@ from pyspark.sql import types as T  # noqa: N812
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.spark_integration.spark_types import arrow_schema, conform_output, parse_struct, require_key_types
 
-COLLATED = T.StringType("UTF8_LCASE")
+COLLATED, MAP = T.StringType("UTF8_LCASE"), T.MapType(T.StringType(), T.LongType())
 ORDINARY: list[T.DataType] = [
-    T.BooleanType(),
-    T.ByteType(),
-    T.ShortType(),
-    T.IntegerType(),
-    T.LongType(),
-    T.FloatType(),
-    T.DoubleType(),
-    T.DecimalType(38, 18),
-    T.StringType(),
-    T.BinaryType(),
-    T.DateType(),
-    T.TimestampType(),
-    T.TimestampNTZType(),
-    T.DayTimeIntervalType(),
-    T.NullType(),
+    *(T.BooleanType(), T.ByteType(), T.ShortType(), T.IntegerType(), T.LongType(), T.FloatType(), T.DoubleType()),
+    *(T.DecimalType(38, 18), T.StringType(), T.BinaryType(), T.DateType(), T.TimestampType(), T.TimestampNTZType()),
+    *(T.DayTimeIntervalType(), T.NullType()),
     T.ArrayType(T.StringType()),
     T.ArrayType(T.ArrayType(T.DoubleType(), False)),
     T.StructType([T.StructField("a", T.LongType(), False), T.StructField("b", T.ArrayType(T.DateType()))]),
@@ -48,9 +36,9 @@ def test_ordinary_types_may_be_keys(data_type: T.DataType) -> None:
 @pytest.mark.parametrize(
     ("data_type", "column", "remedy"),
     [
-        (T.MapType(T.StringType(), T.LongType()), "c", "to_json"),
-        (T.ArrayType(T.MapType(T.StringType(), T.LongType())), "c", "to_json"),
-        (T.StructType([field(T.MapType(T.StringType(), T.LongType()), "m")]), "c.m", "to_json"),
+        (MAP, "c", "to_json"),
+        (T.ArrayType(MAP), "c", "to_json"),
+        (T.StructType([field(MAP, "m")]), "c.m", "to_json"),
         (COLLATED, "c", "UTF8_BINARY"),
         (T.ArrayType(COLLATED), "c", "UTF8_BINARY"),
         (T.StructType([field(T.ArrayType(COLLATED), "s")]), "c.s", "UTF8_BINARY"),
@@ -63,7 +51,7 @@ def test_keys_that_group_otherwise_are_refused_with_a_remedy(data_type: T.DataTy
     assert remedy in str(caught.value)
 
 
-@pytest.mark.parametrize("data_type", [COLLATED, T.MapType(T.StringType(), T.LongType())])
+@pytest.mark.parametrize("data_type", [COLLATED, MAP])
 def test_what_cannot_be_a_key_can_be_a_value(data_type: T.DataType) -> None:
     assert len(arrow_schema(T.StructType([field(data_type)]), "stateStructType")) == 1
 
@@ -126,13 +114,8 @@ def test_nulls_where_none_are_declared_are_refused() -> None:
 
 def test_nulls_inside_of_columns_are_refused_where_none_are_declared() -> None:
     """In elements and map values; and a dictionary that holds a null is no way around."""
-    declared = T.StructType(
-        [
-            T.StructField("n", T.LongType(), False),
-            T.StructField("l", T.ArrayType(T.LongType(), False)),
-            T.StructField("m", T.MapType(T.StringType(), T.LongType(), False)),
-        ]
-    )
+    declared = T.StructType().add("n", T.LongType(), False).add("l", T.ArrayType(T.LongType(), False))
+    declared = declared.add("m", T.MapType(T.StringType(), T.LongType(), False))
     schema = arrow_schema(declared, "outputStructType", keep_not_null=True)
     maps = pa.map_(pa.string(), pa.int64())
     good = {"n": pa.array([1]), "l": pa.array([[1]]), "m": pa.array([[("a", 1)]], maps)}
@@ -169,6 +152,7 @@ def test_a_column_of_nothing_but_nulls_needs_no_type() -> None:
     assert conform_output(table, OUTPUT, "totals").schema == OUTPUT
 
 
+N_DIFFERS = "'n' in a type that does not fit"
 GOOD = {"n": [1], "name": ["x"], "at": pa.array([0], pa.timestamp("us", "UTC"))}
 
 
@@ -180,14 +164,11 @@ GOOD = {"n": [1], "name": ["x"], "at": pa.array([0], pa.timestamp("us", "UTC"))}
         (pa.table({"n": [1]}), "different columns than outputStructType declares.*missing=.*at.*name"),
         (pa.table({**GOOD, "more": [1]}), "unexpected=.*more"),
         (pa.table(list(GOOD.values()), ["n", "name", "name"]), "different columns"),
-        (
-            pa.table({**GOOD, "n": ["1"]}),
-            "'n' in a type that does not fit: convert it first.*returned=string declared=int64",
-        ),
-        (pa.table({**GOOD, "n": [1.5]}), "'n' in a type that does not fit: .*truncated"),
+        (pa.table({**GOOD, "n": ["1"]}), f"{N_DIFFERS}: convert it first.*returned=string declared=int64"),
+        (pa.table({**GOOD, "n": [1.5]}), f"{N_DIFFERS}: .*truncated"),
         (pa.table({**GOOD, "name": [b"\xff"]}), "'name' in a type that does not fit"),
         (pa.table({**GOOD, "at": pa.array([0], pa.timestamp("us"))}), "'at' in a type that does not fit"),
-        (pa.table({**GOOD, "n": pa.array([2**64 - 1], pa.uint64())}), "'n' in a type that does not fit"),
+        (pa.table({**GOOD, "n": pa.array([2**64 - 1], pa.uint64())}), N_DIFFERS),
     ],
 )
 def test_output_that_does_not_fit_names_operator_and_column(returned: Any, message: str) -> None:

@@ -35,12 +35,8 @@ from tests.unit.snapshotter.ownership.conftest import claimant, take, take_after
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
-        ("gett", "get"),
-        ("savepiont", "savepoint"),
-        ("exprot", "export"),
-        ("restore", "savepoint restore"),
-        ("create", "savepoint create"),
-        ("xyzzy", None),
+        *(("gett", "get"), ("savepiont", "savepoint"), ("exprot", "export"), ("xyzzy", None)),
+        *((name, f"savepoint {name}") for name in ("restore", "create")),
     ],
 )
 def test_a_misspelt_command_is_recognised(given: str, meant: str | None) -> None:
@@ -75,6 +71,11 @@ def test_a_mistake_in_an_argument_is_said_in_words(command: str, said: str) -> N
     assert said in f"{refused.output}{refused.exception}"
 
 
+def ran(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python."""
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("package", cases(["scipy", "jsonschema"]))
 def test_a_bench_without_its_packages_says_which_extra_it_needs(package: str) -> None:
@@ -83,14 +84,10 @@ def test_a_bench_without_its_packages_says_which_extra_it_needs(package: str) ->
         f"import sys; sys.modules[{package!r}] = None; from holdfast.cli import main; "
         "sys.argv = ['holdfast', *sys.argv[1:]]; main()"
     )
-
-    def said(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
-
-    done = said("bench", "compare", ".", ".")
+    done = ran("-c", program, "bench", "compare", ".", ".")
     assert done.returncode == 2, done.stderr
     assert re.fullmatch(r"holdfast: holdfast bench needs packages .*\[bench\]', missing=\S+\n", done.stderr)
-    listed = said("--help")
+    listed = ran("-c", program, "--help")
     assert listed.returncode == 0, listed.stderr
     assert "bench" in listed.stdout
 
@@ -100,15 +97,11 @@ def test_commands_where_spark_is_not_on_the_path_say_how_to_put_it_there() -> No
     """Beside a Spark that pip did not install, only programs that Spark starts find PySpark: no traceback."""
     program = "import sys, holdfast.cli as cli\nsys.modules.update(dict.fromkeys(['pyspark', 'py4j']))\ncli.main()"
     for arguments in (["rescale", "/data/app-spark", "--shards", "2"], ["savepoint", "list", "/data"]):
-        done = subprocess.run(
-            [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60, check=False
-        )
+        done = ran("-c", program, *arguments)
         assert done.returncode == 2, done.stdout + done.stderr
         expected = rf"holdfast: holdfast {arguments[0]} needs PySpark: .*on PYTHONPATH, missing=pyspark\n"
         assert re.fullmatch(expected, done.stderr)
-    listed = subprocess.run(
-        [sys.executable, "-c", program, "--help"], capture_output=True, text=True, timeout=60, check=False
-    )
+    listed = ran("-c", program, "--help")
     assert listed.returncode == 0
     assert re.search(r"rescale +Not installed: needs pyspark\.", listed.stdout)
 
@@ -155,8 +148,7 @@ def test_a_directory_that_is_none_of_ours_is_refused_with_a_hint(
 @pytest.mark.slow(1)
 def test_errors_end_the_program_without_a_traceback(root: Path) -> None:
     """Also where it runs as a module."""
-    command = [sys.executable, "-m", "holdfast", "verify", str(root)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = ran("-m", "holdfast", "verify", str(root))
     assert done.returncode == 2
     assert done.stderr.startswith("holdfast: the state directory is empty")
     assert "Traceback" not in done.stderr
@@ -213,12 +205,8 @@ def test_options_add_to_those_of_the_variable(monkeypatch: pytest.MonkeyPatch) -
     assert options("--option", "anon=true") == {"anon": "true"}
     monkeypatch.setenv("HOLDFAST_STORAGE_OPTIONS", "key=a  spark.holdfast.storage.secret=b=c endpoint_url=here")
     assert options() == {"key": "a", "secret": "b=c", "endpoint_url": "here"}
-    assert options("--option", "spark.holdfast.storage.endpoint_url=there", "--option", "anon=true") == {
-        "key": "a",
-        "secret": "b=c",
-        "endpoint_url": "there",
-        "anon": "true",
-    }
+    both = options("--option", "spark.holdfast.storage.endpoint_url=there", "--option", "anon=true")
+    assert both == {"key": "a", "secret": "b=c", "endpoint_url": "there", "anon": "true"}
 
 
 @pytest.mark.all
@@ -373,9 +361,7 @@ def test_names_and_times_that_only_a_file_system_allows(root: Path, hostile_stor
         (["inspect", "--operator", ""], "--operator must name"),
         (["inspect", "--operator", "../durable"], ""),
         (["inspect", "--operator", "totals/shard-0003"], ""),
-        (["gc", "--grace", "nan", "--yes"], "--grace must be a number"),
-        (["gc", "--grace", "inf", "--yes"], "--grace must be a number"),
-        (["gc", "--grace", "1e305", "--yes"], "--grace must be a number"),
+        *((["gc", "--grace", hours, "--yes"], "--grace must be a number") for hours in ("nan", "inf", "1e305")),
     ],
     ids=str,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -291,19 +292,15 @@ def test_operators_of_spark_are_named_once(given: list[str]) -> None:
 @pytest.mark.parametrize(
     ("given", "aggregates", "window"),
     [
-        ([], None, None),
-        (["--aggregate", "n=count", "--aggregate", "a.b=max"], {"n": "count", "a.b": "max"}, None),
-        (
-            ["--aggregate", "0.n=count", "--aggregate", "1.m=sum(double)"],
-            {0: {"n": "count"}, 1: {"m": "sum(double)"}},
-            None,
-        ),
-        (["--window", "1 hour, 5 minutes"], None, ["1 hour", "5 minutes"]),
-        (["--window", "0=1 hour", "--window", "2=1 day"], None, {0: ["1 hour"], 2: ["1 day"]}),
+        ("", None, None),
+        ("--aggregate n=count --aggregate a.b=max", {"n": "count", "a.b": "max"}, None),
+        ("--aggregate 0.n=count --aggregate 1.m=sum(double)", {0: {"n": "count"}, 1: {"m": "sum(double)"}}, None),
+        ("--window '1 hour, 5 minutes'", None, ["1 hour", "5 minutes"]),
+        ("--window '0=1 hour' --window '2=1 day'", None, {0: ["1 hour"], 2: ["1 day"]}),
     ],
 )
 def test_what_spark_does_not_keep_of_aggregations_is_handed_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], aggregates: Any, window: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, aggregates: Any, window: Any
 ) -> None:
     """By column, or by number where there are several."""
     handed: dict[str, Any] = {}
@@ -317,7 +314,7 @@ def test_what_spark_does_not_keep_of_aggregations_is_handed_on(
         monkeypatch.setattr(f"holdfast.commands.savepoint.{name}", lambda *_: nullcontext())
     monkeypatch.setattr("holdfast.savepoints.from_spark", stop)
     named = ["--to", str(tmp_path), "--name", "one", "--operator", "hours"]
-    found = CliRunner().invoke(savepoint, ["from-spark", str(tmp_path), *named, *given])
+    found = CliRunner().invoke(savepoint, ["from-spark", str(tmp_path), *named, *shlex.split(given)])
     assert isinstance(found.exception, NotFoundError)
     assert (handed["aggregates"], handed["window"]) == (aggregates, window)
 
@@ -545,25 +542,18 @@ def test_csv_holds_text_and_times_and_says_what_it_cannot(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("how", "error", "words"),
     [
-        (["--format", "delta"], InvalidArgumentError, "this needs a package that is not installed.*missing=deltalake"),
-        (["--format", "delta", "--to", "held"], ConflictError, "an exported table needs a new directory.*holds=a"),
-        (
-            ["--format", "csv", "--conf", "spark.app.name=x"],
-            InvalidArgumentError,
-            "CSV cannot hold.*columns='list, raw'",
-        ),
+        ("delta", InvalidArgumentError, "this needs a package that is not installed.*missing=deltalake"),
+        ("delta --to held", ConflictError, "an exported table needs a new directory.*holds=a"),
+        ("csv --conf spark.app.name=x", InvalidArgumentError, "CSV cannot hold.*columns='list, raw'"),
     ],
     ids=["package", "directory", "columns"],
 )
 def test_what_needs_no_spark_is_told_before_one_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: list[str], error: type[HoldfastError], words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, error: type[HoldfastError], words: str
 ) -> None:
     """It takes half a minute to start."""
     with open_storage(str(tmp_path)) as target:
-        if "csv" in how:
-            a_savepoint(target, "one", (NESTED,), nested_rows())
-        else:
-            a_savepoint(target, "one")
+        a_savepoint(target, "one", *(((NESTED,), nested_rows()) if "csv" in how else ()))
         target.put("held/a", b"?")
     monkeypatch.setattr("holdfast.commands.export.started_spark", lambda *_: pytest.fail("a Spark was started"))
     if "deltalake" in words:
@@ -571,4 +561,4 @@ def test_what_needs_no_spark_is_told_before_one_starts(
         monkeypatch.setitem(sys.modules, "deltalake", None)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=words):
-        exported("one", "--operator", "totals", "--to", "new", *how)
+        exported("one", "--operator", "totals", "--to", "new", "--format", *how.split())

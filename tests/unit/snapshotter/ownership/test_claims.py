@@ -286,17 +286,11 @@ def test_the_greatest_retention_counts_that_a_run_or_the_record_says(storage: Ob
 class Run:
     """A run that claims and looks, with a clock of its own."""
 
-    def __init__(
-        self,
-        storage: ObjectStorage,
-        run: str,
-        lives: Mapping[str, bool] | None = None,
-        now_ms: int | None = None,
-        **changed: Any,
-    ):
-        self._storage, self._run, self._lives, self._changed = storage, run, lives, changed
-        self.monotonic_ms = 0
-        self.held = self._claims().take(record(run=run), clock.now_ms() if now_ms is None else now_ms)
+    def __init__(self, storage: ObjectStorage, run: str, lives: Mapping[str, bool] | None = None, **changed: Any):
+        self._storage, self._run, self._lives = storage, run, lives
+        self.monotonic_ms, now_ms = 0, changed.pop("now_ms", None)
+        self._changed = changed
+        self.held = self._claims().take(record(run=run), now_ms or clock.now_ms())
 
     def _claims(self) -> Claims:
         me = claimant(run=self._run, **self._changed)
@@ -328,16 +322,23 @@ def test_copies_that_begin_again_and_again_beside_a_living_run_leave_little(stor
     assert keys(storage) == claimed(storage)
 
 
-@pytest.mark.parametrize(
-    ("lives", "batch_id"),
-    [
-        ({"driver of r1": True}, 9),
-        ({"executor of r1": True}, 9),
-        ({"driver of r1": False, "executor of r1": True}, 9),
-        ({}, 6),
-    ],
-    ids=["its driver lives", "its executor lives", "only the process that defined it has gone", "it is further on"],
-)
+AT_WORK: dict[str, tuple[dict[str, bool], int]] = {
+    "its driver lives": ({"driver of r1": True}, 9),
+    "its executor lives": ({"executor of r1": True}, 9),
+    "only the process that defined it has gone": ({"driver of r1": False, "executor of r1": True}, 9),
+    "it is further on": ({}, 6),
+}
+#: What is known of a run that cannot live any more, and what the next one has in common with it.
+OVER: dict[str, tuple[dict[str, bool], dict[str, str]]] = {
+    "it has ended": ({"driver of r1": False, "executor of r1": False}, {}),
+    "its driver has, its executors are elsewhere": ({"driver of r1": False}, {}),
+    "the same application": ({"driver of r1": True}, {"application": "app of r1"}),
+    "one driver's process": ({"driver of r1": True}, {"driver": "driver of r1"}),
+    "one executor, as of a server": ({"executor of r1": True}, {"executor": "executor of r1"}),
+}
+
+
+@pytest.mark.parametrize(("lives", "batch_id"), AT_WORK.values(), ids=AT_WORK)
 def test_a_copy_is_refused_while_the_other_application_is_at_work(
     storage: ObjectStorage, tmp_path: Path, lives: Mapping[str, bool], batch_id: int
 ) -> None:
@@ -360,23 +361,7 @@ def test_a_copy_is_refused_while_the_other_application_is_at_work(
     assert (copy.is_beside, copy.held.claim.number) == (False, 4), "set back on purpose, or idle for long"
 
 
-@pytest.mark.parametrize(
-    ("lives", "changed"),
-    [
-        ({"driver of r1": False, "executor of r1": False}, {}),
-        ({"driver of r1": False}, {}),
-        ({"driver of r1": True}, {"application": "app of r1"}),
-        ({"driver of r1": True}, {"driver": "driver of r1"}),
-        ({"executor of r1": True}, {"executor": "executor of r1"}),
-    ],
-    ids=[
-        "it has ended",
-        "its driver has, its executors are elsewhere",
-        "the same application",
-        "one driver's process",
-        "one executor, as of a server",
-    ],
-)
+@pytest.mark.parametrize(("lives", "changed"), OVER.values(), ids=OVER)
 def test_after_a_run_that_cannot_live_any_more_the_next_begins_at_once(
     storage: ObjectStorage, lives: Mapping[str, bool], changed: dict[str, str]
 ) -> None:
@@ -524,16 +509,8 @@ def test_what_only_looks_like_one_beside_counts_for_nothing(storage: ObjectStora
     Run(storage, "r1")
     age(tmp_path, ALIVE_MS + 1000)
     zero, told = "0" * 17, "5f0c1d2e5f0c1d2e"
-    hostile = (
-        "beside",
-        f"beside@-1@r9@@@{told}",
-        f"beside@{zero}@@@@{told}",
-        f"beside@{zero}@r9@@@",
-        f"beside@{zero}@r9@@@{told}@",
-        f"beside@{zero}@r9@..@@{told}",
-        f"beside@{zero}@r 9@@@{told}",
-        f"beside@{zero}@%72@@@{told}",
-    )
+    after_zero = (f"@@@{told}", "r9@@@", f"r9@@@{told}@", f"r9@..@@{told}", f"r 9@@@{told}", f"%72@@@{told}")
+    hostile = ("beside", f"beside@-1@r9@@@{told}", *(f"beside@{zero}@{rest}" for rest in after_zero))
     for name in hostile:
         storage.put(f"totals/claims/{name}", b"?")
     assert not Run(storage, "r2").is_beside

@@ -73,15 +73,14 @@ def test_no_state_is_kept_in_a_location_of_spark(storage: ObjectStorage) -> None
     assert [info.key for info in storage.list("")] == ["metadata"]
 
 
+TWO_OF_ONE_NAME = r"two operators of this query have the same name: pass each its own name=\. .* class"
+
+
 @pytest.mark.parametrize(
     ("other", "error", "message"),
     [
         (replace(RECORD, query_id="query-2"), ConflictError, "state of another query: give the operator another name"),
-        (
-            replace(RECORD, definition_id="def-2"),
-            ConflictError,
-            r"two operators of this query have the same name: pass each its own name=\. .* class",
-        ),
+        (replace(RECORD, definition_id="def-2"), ConflictError, TWO_OF_ONE_NAME),
         (replace(RECORD, run_id="run-2", shards=8), SchemaMismatchError, r"set spark\.holdfast\.shards"),
     ],
 )
@@ -138,32 +137,20 @@ def test_the_record_lies_where_the_format_says(tmp_path: Path) -> None:
     assert (held.key.names, held.value.names) == (["user"], ["n"])
 
 
+FIELDS = asdict(RECORD)
+
+
 @pytest.mark.parametrize(
     ("header", "said"),
     [
         ({}, "totals/operator has other fields"),
-        (asdict(RECORD) | {"level": 9}, r"has other fields.*unknown=.*level"),
-        (
-            {name: value for name, value in asdict(RECORD).items() if name != "retained_versions"},
-            r"totals/operator has other fields.*missing=.*retained_versions",
-        ),
-        (asdict(RECORD) | {"retained_versions": None}, r"invalid field, field=retained_versions"),
-        (asdict(RECORD) | {"shards": "4"}, r"invalid field, field=shards"),
-        (asdict(RECORD) | {"shards": 0}, r"invalid field, field=shards"),
-        (asdict(RECORD) | {"query_id": 7}, r"invalid field, field=query_id"),
-        (asdict(RECORD) | {"schemas": {"state": [1]}}, r"invalid field, field=schemas"),
-        (asdict(RECORD) | {"operator": "other"}, r"belongs elsewhere.*operator=other"),
-    ],
-    ids=[
-        "empty",
-        "one more",
-        "one less",
-        "no number",
-        "text",
-        "zero",
-        "an id that is a number",
-        "schemas",
-        "another's",
+        (FIELDS | {"level": 9}, r"has other fields.*unknown=.*level"),
+        ({n: FIELDS[n] for n in FIELDS if n != "retained_versions"}, "has other fields.*missing=.*retained_versions"),
+        (FIELDS | {"retained_versions": None}, r"invalid field, field=retained_versions"),
+        *((FIELDS | {"shards": wrong}, r"invalid field, field=shards") for wrong in ("4", 0)),
+        (FIELDS | {"query_id": 7}, r"invalid field, field=query_id"),
+        (FIELDS | {"schemas": {"state": [1]}}, r"invalid field, field=schemas"),
+        (FIELDS | {"operator": "other"}, r"belongs elsewhere.*operator=other"),
     ],
 )
 def test_a_record_like_no_other_is_damaged(storage: ObjectStorage, header: dict[str, object], said: str) -> None:
@@ -192,19 +179,10 @@ def test_what_is_written_is_read(storage: ObjectStorage) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"query_id": "q-3"},
-        {"state_id": "../q"},
-        {"of_query": 7},
-        {"batch_id": -1},
-        {"directories": {"../totals": "q"}},
-        {"directories": {"_queries": "q"}},
-        {"directories": {"totals/shard-0001": "q"}},
-        {"directories": ["totals"]},
-        {"directories": {"totals": 1}},
-        {"empty": ["a/b"]},
-        {"empty": "totals"},
-        {"unnamed": None},
-        {"surplus": 1},
+        *({"query_id": "q-3"}, {"state_id": "../q"}, {"of_query": 7}, {"batch_id": -1}),
+        *({"directories": {name: "q"}} for name in ("../totals", "_queries", "totals/shard-0001")),
+        *({"directories": ["totals"]}, {"directories": {"totals": 1}}),
+        *({"empty": ["a/b"]}, {"empty": "totals"}, {"unnamed": None}, {"surplus": 1}),
     ],
 )
 def test_what_cannot_be_is_refused(storage: ObjectStorage, change: dict[str, Any]) -> None:
@@ -351,16 +329,16 @@ def test_a_column_that_is_hidden_is_dropped_too(recorded: FaultyStorage) -> None
 
 
 def test_what_was_never_null_goes_with_its_column(recorded: FaultyStorage) -> None:
-    columns = pa.schema([pa.field("n", pa.int32(), nullable=False), pa.field("m", pa.int32(), nullable=False)])
-    fixed = {"a": TableSchema.of("a", TABLE_KEY, columns)}
-    other = replace(DECLARED, operator="others", schemas=encode_schemas(fixed))
+    """Rows from before it was dropped have none of the new one."""
+
+    def fixed(*names: str) -> dict[str, TableSchema]:
+        columns = pa.schema([pa.field(name, pa.int32(), nullable=False) for name in names])
+        return {"a": TableSchema.of("a", TABLE_KEY, columns)}
+
+    other = replace(DECLARED, operator="others", schemas=encode_schemas(fixed("n", "m")))
     changed = stored_tables(recorded, other).with_changes({"a": ColumnChanges(frozenset({"m"}), {"n": "total"})})
     assert changed.live["a"].not_null == {"value.total"}
-    declared = {
-        "a": TableSchema.of(
-            "a", TABLE_KEY, pa.schema([pa.field(n, pa.int32(), nullable=False) for n in ("total", "m")])
-        )
-    }
+    declared = fixed("total", "m")
     assert changed.with_declared(declared).live["a"].not_null == {"value.total"}, "rows from before have no new m"
 
 
@@ -376,24 +354,16 @@ def test_who_began_before_a_rename_is_told(recorded: FaultyStorage) -> None:
 
 def test_who_has_seen_every_run_knows_it(recorded: FaultyStorage) -> None:
     """What was left out once was not looked after meanwhile: `StoredTables.is_continuous`."""
-    declare_tables(recorded, DECLARED, StoredTables.of_first_run({**A, **B}))
-    assert stored_tables(recorded, DECLARED).is_continuous
-    declare_tables(recorded, DECLARED, StoredTables.of_first_run(B))
-    assert stored_tables(recorded, DECLARED).is_continuous
-    declare_tables(recorded, DECLARED, StoredTables.of_first_run({**A, **B}))
-    assert not stored_tables(recorded, DECLARED).is_continuous
-    declare_tables(recorded, DECLARED, StoredTables.of_first_run(B))
-    assert stored_tables(recorded, DECLARED).is_continuous
+    for declared, is_continuous in (({**A, **B}, True), (B, True), ({**A, **B}, False), (B, True)):
+        declare_tables(recorded, DECLARED, StoredTables.of_first_run(declared))
+        assert stored_tables(recorded, DECLARED).is_continuous == is_continuous
 
 
 def test_all_tasks_of_a_run_may_declare_at_once(recorded: FaultyStorage) -> None:
     """Each finds in the end what all of them have declared."""
     with ThreadPoolExecutor(8) as threads:
-        for done in [
-            threads.submit(declare_tables, recorded, DECLARED, StoredTables.of_first_run({**WIDE, **B}))
-            for _ in range(16)
-        ]:
-            done.result()
+        tables = StoredTables.of_first_run({**WIDE, **B})
+        list(threads.map(lambda _: declare_tables(recorded, DECLARED, tables), range(16)))
     assert stored_tables(recorded, DECLARED).held == {**WIDE, **B}
     assert len(names(recorded)) == 1
 
@@ -448,6 +418,9 @@ def test_of_two_runs_that_declare_what_cannot_both_be_one_is_told(recorded: Faul
     assert stored_tables(recorded, DECLARED).held == {**A, **first, **B}
 
 
+NOT_HELD = "columns that its table does not hold, table=a"
+
+
 def encoded(**columns: pa.DataType) -> dict[str, list[str]]:
     return encode_schemas({**table("a", **columns), **B})
 
@@ -455,9 +428,7 @@ def encoded(**columns: pa.DataType) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"operator": "others"}, "belongs elsewhere"),
-        ({"query_id": "another"}, "belongs elsewhere"),
-        ({"number": 2}, "belongs elsewhere"),
+        *((other, "belongs elsewhere") for other in ({"operator": "others"}, {"query_id": "another"}, {"number": 2})),
         ({"held": {"a": ["", ""]}}, "cannot be read"),
         ({"held": {"a": [encode_schema(TABLE_KEY), encode_schema(pa.schema([("s", pa.int8())] * 2))]}}, "one name"),
         ({"latest": {"a": [1, 2]}}, "invalid field, field=latest"),
@@ -465,14 +436,11 @@ def encoded(**columns: pa.DataType) -> dict[str, list[str]]:
         ({"colour": "red"}, "has other fields"),
         ({"names": {"a": {}}}, "other tables than it holds"),
         ({"names": {"a": {"n": 1}, "b": {"s": "s"}}}, "invalid field, field=names found=1"),
-        ({"names": {"a": {"n": "m"}, "b": {"s": "s"}}}, "columns that its table does not hold, table=a"),
-        ({"names": {"a": {"n": "n", "m": "n"}, "b": {"s": "s"}}}, "columns that its table does not hold, table=a"),
-        ({"latest": encoded(n=pa.int32(), m=pa.int32())}, "columns that its table does not hold, table=a"),
-        ({"latest": encoded(n=pa.int64())}, "columns that its table does not hold, table=a"),
-        ({"latest": encoded(n=pa.string())}, "columns that its table does not hold, table=a"),
+        *(({"names": {"a": names, "b": {"s": "s"}}}, NOT_HELD) for names in ({"n": "m"}, {"n": "n", "m": "n"})),
+        ({"latest": encoded(n=pa.int32(), m=pa.int32())}, NOT_HELD),
+        *(({"latest": encoded(n=kind)}, NOT_HELD) for kind in (pa.int64(), pa.string())),
+        *((other, "other tables than it holds") for other in ({"last": ["c"]}, {"left_out": ["c"]})),
         ({"latest": encode_schemas(A)}, "other tables than it holds"),
-        ({"last": ["c"]}, "other tables than it holds"),
-        ({"left_out": ["c"]}, "other tables than it holds"),
         ({"last": "a"}, "invalid field, field=last"),
     ],
     ids=str,

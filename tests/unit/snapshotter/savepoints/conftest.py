@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pyarrow as pa
 import xxhash
@@ -9,6 +11,7 @@ import xxhash
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.snapshotter.savepoints.manifest import KEY as KEY_OF_MANIFEST
 from holdfast.snapshotter.savepoints.manifest import (
+    Piece,
     PlannedBatch,
     SavedOperator,
     SavedQuery,
@@ -44,42 +47,25 @@ def a_savepoint(
 ) -> Savepoint:
     """Store a savepoint of two shards, whose pieces hold a few rows each: 100, or those of a run."""
     folder = savepoint_folder(target, name)
-    pieces = [
-        piece
-        for schema in tables
-        for shard in range(2)
-        for piece in write_pieces(
-            folder, "totals", shard, a_run(schema, 100, 100 * shard) if run is None else run, 1000, maker
-        )
-    ]
+    pieces: list[Piece] = []
+    for schema, shard in itertools.product(tables, range(2)):
+        rows = a_run(schema, 100, 100 * shard) if run is None else run
+        pieces += write_pieces(folder, "totals", shard, rows, 1000, maker)
     log = b'v1\n{"path":"a.parquet"}'
     folder.put("sources/0/3-0123456789abcdef", log)
     logs = (SourceLog("sources/0/3-0123456789abcdef", "3", len(log), xxhash.xxh3_128_hexdigest(log)),)
     folder.put("sources/0/4-0123456789abcdef", log)
     more = (SourceLog("sources/0/4-0123456789abcdef", "4", len(log), xxhash.xxh3_128_hexdigest(log)),)
-    query = SavedQuery(
-        "5d1f",
-        7,
-        "v1",
-        '{"conf":{}}',
-        1000,
-        (SavedSource("0", '{"logOffset":3}', logs), SavedSource("1", "-", ())),
-        PlannedBatch("v1", '{"conf":{}}', (SavedSource("0", '{"logOffset":4}', more), SavedSource("1", "-", ()))),
-        (SavedSink("shown", 17, 8), SavedSink("new", 0, -1)),
+    read, to_read = (
+        (SavedSource("0", f'{{"logOffset":{n}}}', of), SavedSource("1", "-", ())) for n, of in ((3, logs), (4, more))
     )
-    operator = SavedOperator(
-        "totals",
-        0,
-        "applyInPandasWithState",
-        True,
-        2,
-        {schema.name: schema for schema in tables},
-        {schema.name: schema for schema in tables[:1]},
-        True,
-        {"timeMode": "None"},
-        (ShardTimes(0, None, 5), ShardTimes(1, -7, 6)),
-        tuple(pieces),
-    )
+    planned = PlannedBatch("v1", '{"conf":{}}', to_read)
+    sinks = SavedSink("shown", 17, 8), SavedSink("new", 0, -1)
+    query = SavedQuery("5d1f", 7, "v1", '{"conf":{}}', 1000, read, planned, sinks)
+    schemas, times = {schema.name: schema for schema in tables}, (ShardTimes(0, None, 5), ShardTimes(1, -7, 6))
+    declared = {schema.name: schema for schema in tables[:1]}
+    about = schemas, declared, True, {"timeMode": "None"}, times, tuple(pieces)
+    operator = SavedOperator("totals", 0, "applyInPandasWithState", True, 2, *about)
     made = Savepoint(name, "before the upgrade", 1_700_000_000_000, {"holdfast": "1"}, query, (operator,), ("dedupe",))
     folder.put(KEY_OF_MANIFEST, made.encode())
     return made

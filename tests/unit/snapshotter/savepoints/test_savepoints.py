@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -268,51 +270,40 @@ def test_a_long_name_of_a_variable_fits_into_a_key(target: ObjectStorage, table:
 Change = Callable[[dict[str, Any]], object]
 
 
+OPERATOR, SOURCE = ("operators", 0), ("query", "sources", 0)
+#: Where in a manifest, and fields that cannot stand there.
+WRONG: list[tuple[tuple[str | int, ...], list[dict[str, Any]]]] = [
+    ((), [{"name": "../x"}, {"more": 1}, {"created_ms": -1}, {"left_out": "dedupe"}, {"left_out": [1]}]),
+    (("query",), [{"batch_id": "7"}, {"query_id": "a/b"}, {"offsets_version": "7"}]),
+    (("query",), [{"batch": batch} for batch in ("{}", '{"conf":\n{}}', '{"conf":{"a":1}}')]),
+    (SOURCE, [{"name": "../0"}, {"offset": "1\n2"}]),
+    ((*SOURCE, "logs", 0), [{"key": "../../etc/passwd"}, {"key": "/etc/passwd"}, {"name": "../3"}]),
+    (OPERATOR, [{"shards": 0}, {"shards": 1}, {"has_timeout": 1}, {"is_continuous": None}]),
+    (OPERATOR, [{"declared": {"state": ["?", "?"]}}, {"schemas": {"state": ["?", "?"]}}]),
+    ((*OPERATOR, "times", 0), [{"shard": 2}, {"earliest_timer_ms": "now"}, {"batch_ms": None}]),
+    ((*OPERATOR, "pieces", 0), [{"key": KEY}, {"key": "totals/../../x"}, {"rows": 0}, {"size_bytes": 1 << 40}]),
+    ((*OPERATOR, "pieces", 0), [{"plain_bytes": 1 << 50}, {"digest": "no"}]),
+    ((*OPERATOR, "pieces", 0), [{"first_hash": hashed} for hashed in ("0" * 15, "f" * 16)]),
+]
+
+
+def put(path: tuple[str | int, ...], fields: dict[str, Any], header: dict[str, Any]) -> None:
+    reduce(getitem, path, header).update(fields)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        lambda h: h.update(name="../x"),
-        lambda h: h.update(more=1),
+        *(partial(put, path, fields) for path, every in WRONG for fields in every),
         lambda h: h.pop("comment"),
-        lambda h: h.update(created_ms=-1),
-        lambda h: h["query"].update(batch_id="7"),
-        lambda h: h["query"].update(query_id="a/b"),
-        lambda h: h["query"].update(offsets_version="7"),
-        lambda h: h["query"].update(batch="{}"),
-        lambda h: h["query"].update(batch='{"conf":\n{}}'),
-        lambda h: h["query"].update(batch='{"conf":{"a":1}}'),
-        lambda h: h["query"]["sources"][0].update(name="../0"),
-        lambda h: h["query"]["sources"][0].update(offset="1\n2"),
-        lambda h: h["query"]["sources"][0]["logs"][0].update(key="../../etc/passwd"),
-        lambda h: h["query"]["sources"][0]["logs"][0].update(key="/etc/passwd"),
-        lambda h: h["query"]["sources"][0]["logs"][0].update(name="../3"),
         lambda h: h["query"]["sources"][0]["logs"].append(h["query"]["sources"][0]["logs"][0]),
         lambda h: h["operators"].append(h["operators"][0]),
-        lambda h: h["operators"][0].update(shards=0),
-        lambda h: h["operators"][0].update(shards=1),
-        lambda h: h["operators"][0].update(has_timeout=1),
         lambda h: h["operators"][0]["times"].pop(),
         lambda h: h["operators"][0]["times"].append(h["operators"][0]["times"][0]),
-        lambda h: h["operators"][0]["times"][0].update(shard=2),
-        lambda h: h["operators"][0]["times"][0].update(earliest_timer_ms="now"),
-        lambda h: h["operators"][0]["times"][0].update(batch_ms=None),
         lambda h: h["operators"][0]["pieces"].reverse(),
         lambda h: h["operators"][0]["pieces"].append(h["operators"][0]["pieces"][0] | {"key": "x"}),
-        lambda h: h["operators"][0].update(is_continuous=None),
-        lambda h: h["operators"][0].update(declared={"state": ["?", "?"]}),
         lambda h: h["operators"][0]["declared"].update(other=h["operators"][0]["declared"]["state"]),
-        lambda h: h["operators"][0].update(schemas={"state": ["?", "?"]}),
         lambda h: h["operators"][0]["schemas"].pop("state"),
-        lambda h: h["operators"][0]["pieces"][0].update(key=KEY),
-        lambda h: h["operators"][0]["pieces"][0].update(key="totals/../../x"),
-        lambda h: h["operators"][0]["pieces"][0].update(rows=0),
-        lambda h: h["operators"][0]["pieces"][0].update(size_bytes=1 << 40),
-        lambda h: h["operators"][0]["pieces"][0].update(plain_bytes=1 << 50),
-        lambda h: h["operators"][0]["pieces"][0].update(first_hash="0" * 15),
-        lambda h: h["operators"][0]["pieces"][0].update(first_hash="f" * 16),
-        lambda h: h["operators"][0]["pieces"][0].update(digest="no"),
-        lambda h: h.update(left_out="dedupe"),
-        lambda h: h.update(left_out=[1]),
     ],
 )
 def test_a_hostile_manifest_is_refused(target: ObjectStorage, change: Change) -> None:

@@ -579,13 +579,9 @@ MIB = 1 << 20
     ("snapshot_mib", "commits_mib", "is_due"),
     [
         (None, [63], False),  # too little to count
-        (None, [64], True),  # a first load
-        (None, [900], True),
-        (1, [30, 30], False),
-        (1, [30, 40], True),
-        (1000, [300, 300], False),
-        (1000, [300, 300, 400], True),
-        (1000, [1000], True),
+        *((None, [64], True), (None, [900], True)),  # a first load
+        *((1, [30, 30], False), (1, [30, 40], True)),
+        *((1000, [300, 300], False), (1000, [300, 300, 400], True), (1000, [1000], True)),
     ],
 )
 def test_the_bytes_of_a_chain_follow_state(snapshot_mib: int | None, commits_mib: list[int], is_due: bool) -> None:

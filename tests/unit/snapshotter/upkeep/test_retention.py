@@ -286,12 +286,8 @@ def test_only_the_clock_of_the_store_counts(storage: TimedStorage, shard: ShardH
 @pytest.mark.parametrize(
     ("harm", "victim"),
     [
-        ("damage", "snapshots/20-"),
-        ("damage", "snapshots/30-"),
-        ("damage", "commits/25-"),
-        ("remove", "snapshots/20-"),
-        ("remove", "commits/25-"),
-        ("remove", "commits/28-"),
+        *(("damage", victim) for victim in ("snapshots/20-", "snapshots/30-", "commits/25-")),
+        *(("remove", victim) for victim in ("snapshots/20-", "commits/25-", "commits/28-")),
     ],
 )
 def test_what_is_unreadable_may_be_needed(storage: TimedStorage, shard: ShardHistory, harm: str, victim: str) -> None:

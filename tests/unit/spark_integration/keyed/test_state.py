@@ -8,6 +8,7 @@ import pickle
 from collections import deque
 from collections.abc import Callable, Iterator
 from decimal import Decimal
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from tests.time_zone import process_in
 MICROS = st.integers(-(2**51), 2**52)
 WALL_CLOCK = MICROS.map(lambda us: (dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(0, 0, us)).replace(tzinfo=None))
 POINT = T.StructType().add("x", T.IntegerType()).add("at", T.TimestampType()).add("name", T.StringType())
+A = T.Row(x=1, at=None, name="a")
 PLAIN: list[tuple[T.DataType, st.SearchStrategy[Any]]] = [
     (T.ByteType(), st.integers(-128, 127)),
     (T.ShortType(), st.integers(-(2**15), 2**15 - 1)),
@@ -110,24 +112,17 @@ def test_states_come_back_as_from_spark(
     ("data_type", "value", "kept"),
     [
         (T.BinaryType(), bytearray(b"ab"), b"ab"),
-        (T.StringType(), 5, "5"),
-        (T.StringType(), True, "true"),
-        (T.StringType(), 1e10, "1.0E10"),
+        *((T.StringType(), 5, "5"), (T.StringType(), True, "true"), (T.StringType(), 1e10, "1.0E10")),
         (T.StringType(), Decimal("1.50"), "1.50"),
-        (T.DecimalType(3, 1), Decimal("nan"), None),
-        (T.LongType(), float("nan"), None),
+        *((T.DecimalType(3, 1), Decimal("nan"), None), (T.LongType(), float("nan"), None)),
         (T.BooleanType(), pd.NA, None),
         (T.DecimalType(5, 1), Decimal("1.25"), Decimal("1.3")),
         (T.DecimalType(5, 1), Decimal("-1.25"), Decimal("-1.3")),
         (T.DateType(), dt.datetime(2024, 1, 2, 3), dt.date(2024, 1, 2)),  # noqa: DTZ001
         (T.TimestampNTZType(), dt.datetime(2024, 1, 2, 3, tzinfo=dt.timezone(dt.timedelta(hours=5))), dt.datetime(2024, 1, 2, 3)),  # noqa: DTZ001, E501
-        (POINT, {"x": 1, "name": "a"}, T.Row(x=1, at=None, name="a")),
-        (POINT, T.Row(x=1, at=None, name="a"), T.Row(x=1, at=None, name="a")),
-        (POINT, [1, None, "a"], T.Row(x=1, at=None, name="a")),
+        *((POINT, value, A) for value in ({"x": 1, "name": "a"}, A, [1, None, "a"])),
         # Spark makes nulls of these without a word, though nothing is lost.
-        (T.DoubleType(), 1, 1.0),
-        (T.LongType(), 3.0, 3),
-        (T.LongType(), True, 1),
+        *((T.DoubleType(), 1, 1.0), (T.LongType(), 3.0, 3), (T.LongType(), True, 1)),
         (T.DecimalType(5, 1), 1, Decimal("1.0")),
     ],
 )  # fmt: skip
@@ -139,32 +134,17 @@ def test_what_fits_is_kept_as_spark_keeps_it(data_type: T.DataType, value: Any, 
 @pytest.mark.parametrize(
     ("data_type", "value"),
     [
-        (T.LongType(), "5"),
-        (T.LongType(), 1.5),
-        (T.LongType(), 2**70),
-        (T.ByteType(), 300),
-        (T.IntegerType(), 2**40),
-        (T.StringType(), b"a"),
-        (T.DecimalType(3, 1), Decimal("1234.5")),
-        (T.DecimalType(3, 1), 1.5),
-        (T.TimestampType(), dt.date(2024, 1, 2)),
-        (T.TimestampType(), pd.NaT),
-        (T.DateType(), "2024-01-01"),
-        (T.DateType(), 5),
-        (T.DayTimeIntervalType(), 5),
-        (T.TimestampNTZType(), 5),
-        (T.TimestampType(), 5),
-        (T.BooleanType(), 1),
-        (POINT, (1, None)),
-        (POINT, 7),
-        (POINT, {"x": 1, "nmae": "a"}),
+        *((T.LongType(), value) for value in ("5", 1.5, 2**70)),
+        *((T.ByteType(), 300), (T.IntegerType(), 2**40), (T.StringType(), b"a")),
+        *((T.DecimalType(3, 1), Decimal("1234.5")), (T.DecimalType(3, 1), 1.5)),
+        *((T.TimestampType(), value) for value in (dt.date(2024, 1, 2), pd.NaT, 5)),
+        *((T.DateType(), "2024-01-01"), (T.DateType(), 5), (T.DayTimeIntervalType(), 5)),
+        *((T.TimestampNTZType(), 5), (T.BooleanType(), 1)),
+        *((POINT, value) for value in ((1, None), 7, {"x": 1, "nmae": "a"})),
         (T.ArrayType(POINT), [{"x": 1}, {"z": 1}]),
-        (T.ArrayType(T.StringType()), "abc"),
-        (T.ArrayType(T.StringType()), {"a": 1}),
-        (T.ArrayType(T.LongType()), 7),
-        (T.ArrayType(T.LongType()), ["a"]),
-        (T.MapType(T.StringType(), T.LongType()), [1]),
-        (T.MapType(T.StringType(), T.LongType()), {None: 1}),
+        *((T.ArrayType(T.StringType()), value) for value in ("abc", {"a": 1})),
+        *((T.ArrayType(T.LongType()), value) for value in (7, ["a"])),
+        *((T.MapType(T.StringType(), T.LongType()), value) for value in ([1], {None: 1})),
     ],
     ids=repr,
 )  # fmt: skip
@@ -188,9 +168,7 @@ def test_no_time_is_told_from_a_wrong_one(data_type: T.DataType) -> None:
     ("zone", "at", "is_told"),
     [
         ("America/New_York", "2026-11-01 01:30", True),
-        ("America/New_York", "2026-11-01 01:30+00:00", False),
-        ("America/New_York", "2026-11-01 03:30", False),
-        ("America/New_York", "2026-03-08 02:30", False),
+        *(("America/New_York", f"2026-{at}", False) for at in ("11-01 01:30+00:00", "11-01 03:30", "03-08 02:30")),
         ("UTC", "2026-11-01 01:30", False),
     ],
 )
@@ -265,28 +243,16 @@ def seen(act: Callable[[], Any]) -> str:
 
 
 STEPS: list[Callable[[GroupState], Any]] = [
-    lambda s: s.exists,
-    lambda s: s.get,
-    lambda s: s.getOption,
-    lambda s: s.hasTimedOut,
-    lambda s: s.oldTimeoutTimestamp,
+    *map(attrgetter, ("exists", "get", "getOption", "hasTimedOut", "oldTimeoutTimestamp")),
+    *map(methodcaller, ("remove", "getCurrentWatermarkMs", "getCurrentProcessingTimeMs")),
     str,
+    *(methodcaller("setTimeoutDuration", given) for given in (10, 0, "1 hour")),
+    *(methodcaller("setTimeoutTimestamp", given) for given in (2000, 500, 499, -1, DUE)),
     lambda s: s.update((1, [2])),
     lambda s: s.update((None, None)),
     lambda s: s.update((np.int64(5), pd.Timestamp("2024-01-01"))),
     lambda s: s.update((pd.Timedelta(5), np.float32(0.5))),
     lambda s: s.update(None),  # type: ignore[arg-type]
-    lambda s: s.remove(),
-    lambda s: s.setTimeoutDuration(10),
-    lambda s: s.setTimeoutDuration(0),
-    lambda s: s.setTimeoutDuration("1 hour"),  # type: ignore[arg-type]
-    lambda s: s.setTimeoutTimestamp(2000),
-    lambda s: s.setTimeoutTimestamp(500),
-    lambda s: s.setTimeoutTimestamp(499),
-    lambda s: s.setTimeoutTimestamp(-1),
-    lambda s: s.setTimeoutTimestamp(DUE),  # type: ignore[arg-type]
-    lambda s: s.getCurrentWatermarkMs(),
-    lambda s: s.getCurrentProcessingTimeMs(),
 ]
 
 

@@ -6,10 +6,10 @@ import datetime as dt
 import math
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from decimal import ROUND_HALF_UP, Decimal, localcontext
-from functools import cmp_to_key
+from functools import cmp_to_key, partial
 from pathlib import Path
 from typing import Any
 
@@ -54,20 +54,13 @@ def _valid(rows: list[Any]) -> list[Any]:
     return [row for row in rows if row is not None]
 
 
-def _sum(rows: list[Any]) -> Any:
-    return sum(_valid(rows)) if _valid(rows) else None
+def _of_valid(function: Callable[[list[Any]], Any], least: int = 1) -> Callable[[list[Any]], Any]:
+    """Return what computes a value of the rows that are not null, or null of fewer than `least`."""
+    return lambda rows: function(_valid(rows)) if len(_valid(rows)) >= least else None
 
 
 def _mean(rows: list[Any]) -> Any:
-    return sum(_valid(rows)) / len(_valid(rows)) if _valid(rows) else None
-
-
-def _decimal_mean(rows: list[Any]) -> Any:
-    return _mean(rows) and (_mean(rows) + 0).quantize(Decimal("1e-6"), ROUND_HALF_UP)
-
-
-def _extreme(which: Any, rows: list[Any]) -> Any:
-    return which(_valid(rows)) if _valid(rows) else None
+    return sum(rows) / len(rows)
 
 
 def _by_field(row: dict[str, Any]) -> list[Any]:
@@ -87,8 +80,8 @@ def _estimated(rows: list[Any]) -> int:
     return round(512 * math.log(512 / (512 - len(found))))
 
 
-def _at(rows: list[Any], percentage: float) -> Any:
-    return sorted(_valid(rows))[max(math.ceil(percentage * len(_valid(rows))), 1) - 1] if _valid(rows) else None
+def _at(percentage: float, rows: list[Any]) -> Any:
+    return sorted(rows)[max(math.ceil(percentage * len(rows)), 1) - 1]
 
 
 def _spread(**given: Any) -> Own:
@@ -101,131 +94,61 @@ def _spread(**given: Any) -> Own:
     return Own("a", "v", pa.int64(), pa.schema({"low": pa.int64(), "high": pa.int64()}), **{**functions, **given})
 
 
-SMALL = pa.decimal128(10, 2)
+def at(ms: int) -> dt.datetime:
+    return dt.datetime.fromtimestamp(ms / 1000, dt.UTC)
+
+
+TIME, BERLIN = pa.timestamp("us", "UTC"), pa.timestamp("us", "Europe/Berlin")
+SMALL, SUM = pa.decimal128(10, 2), pa.decimal128(20, 2)
+STRUCT, WORDS = pa.struct({"x": pa.int32(), "s": pa.string()}), pa.list_(pa.string())
+PAIR = pa.struct({"value": WORDS, "by": TIME})
+INTS, TEXTS = st.none() | st.integers(-9, 9), st.none() | st.text(max_size=3)
 FLOATS = st.none() | st.integers(-40, 40).map(lambda n: n / 4)
-STRUCT = pa.struct({"x": pa.int32(), "s": pa.string()})
-PAIR = pa.struct({"value": pa.list_(pa.string()), "by": pa.timestamp("us", "UTC")})
+DECIMALS = st.none() | st.decimals(-99, 99, places=2)
+TIMES = st.none() | st.integers(0, 9).map(at)
+STRUCTS = st.none() | st.fixed_dictionaries({"x": st.none() | st.integers(0, 2), "s": st.none() | st.text(max_size=1)})
 #: Values and what they are picked by, of which equal ones have equal values.
 PAIRS = st.none().map(lambda _: {"value": ["never"], "by": None}) | st.integers(0, 9).map(
-    lambda n: {"value": [str(n)] if n % 3 else None, "by": dt.datetime(2026, 1, 1, n, tzinfo=dt.UTC)}
+    lambda n: {"value": [str(n)] if n % 3 else None, "by": at(n)}
 )
+ODD = st.sampled_from([None, math.nan, -math.nan, 0.0, -0.0, 1.5])
+PERCENTAGES = (0.0, 0.9, 1.0)
 #: Accumulators of a column ``v``, the type of the column, its values, and the same in plain Python.
 KINDS: dict[str, tuple[Accumulator, pa.DataType, st.SearchStrategy[Any], Any]] = {
-    "count rows": (Count("a", None), pa.int64(), st.none() | st.integers(0, 3), len),
-    "count": (Count("a", "v"), pa.int64(), st.none() | st.integers(0, 3), lambda rows: len(_valid(rows))),
-    "sum": (Sum("a", "v", pa.int64()), pa.int32(), st.none() | st.integers(-9, 9), _sum),
-    "sum of floats": (Sum("a", "v", pa.float64()), pa.float32(), FLOATS, _sum),
-    "sum of decimals": (Sum("a", "v", pa.decimal128(20, 2)), SMALL, st.none() | st.decimals(-99, 99, places=2), _sum),
-    "mean": (Mean("a", "v", pa.float64(), pa.float64()), pa.float64(), FLOATS, _mean),
+    "count rows": (Count("a", None), pa.int64(), INTS, len),
+    "count": (Count("a", "v"), pa.int64(), INTS, lambda rows: len(_valid(rows))),
+    "sum": (Sum("a", "v", pa.int64()), pa.int32(), INTS, _of_valid(sum)),
+    "sum of floats": (Sum("a", "v", pa.float64()), pa.float32(), FLOATS, _of_valid(sum)),
+    "sum of decimals": (Sum("a", "v", SUM), SMALL, DECIMALS, _of_valid(sum)),
+    "mean": (Mean("a", "v", pa.float64(), pa.float64()), pa.float64(), FLOATS, _of_valid(_mean)),
     "mean of decimals": (
-        Mean("a", "v", pa.decimal128(20, 2), pa.decimal128(14, 6)),
-        SMALL,
-        st.none() | st.decimals(-99, 99, places=2),
-        _decimal_mean,
+        *(Mean("a", "v", SUM, pa.decimal128(14, 6)), SMALL, DECIMALS),
+        _of_valid(lambda rows: _mean(rows).quantize(Decimal("1e-6"), ROUND_HALF_UP)),
     ),
-    "min": (
-        Extreme("a", "v", pa.string(), "min"),
-        pa.string(),
-        st.none() | st.text(),
-        lambda rows: _extreme(min, rows),
-    ),
-    "max of structs": (
-        Extreme("a", "v", STRUCT, "max"),
-        STRUCT,
-        st.none() | st.fixed_dictionaries({"x": st.none() | st.integers(0, 2), "s": st.none() | st.text(max_size=1)}),
-        lambda rows: max(_valid(rows), key=_by_field, default=None),
-    ),
-    "max": (
-        Extreme("a", "v", pa.bool_(), "max"),
-        pa.bool_(),
-        st.none() | st.booleans(),
-        lambda rows: _extreme(max, rows),
-    ),
-    "first": (Picked("a", "v", pa.string(), "first", False), pa.string(), st.none() | st.text(), lambda rows: rows[0]),
-    "last": (
-        Picked("a", "v", pa.int64(), "last", False),
-        pa.int64(),
-        st.none() | st.integers(0, 9),
-        lambda rows: rows[-1],
-    ),
-    "first not null": (
-        Picked("a", "v", pa.int64(), "first", True),
-        pa.int64(),
-        st.none() | st.integers(0, 9),
-        lambda rows: next(iter(_valid(rows)), None),
-    ),
-    "last not null": (
-        Picked("a", "v", pa.int64(), "last", True),
-        pa.int64(),
-        st.none() | st.integers(0, 9),
-        lambda rows: next(reversed(_valid(rows)), None),
-    ),
-    "min by": (
-        PickedBy("a", "v", PAIR[0].type, PAIR[1].type, "min"),
-        PAIR,
-        PAIRS,
-        lambda rows: _by(min, rows),
-    ),
-    "max by": (
-        PickedBy("a", "v", PAIR[0].type, PAIR[1].type, "max"),
-        PAIR,
-        PAIRS,
-        lambda rows: _by(max, rows),
-    ),
-    "list": (
-        Collected("a", "v", pa.list_(pa.list_(pa.string())), "list"),
-        pa.list_(pa.string()),
-        st.none() | st.lists(st.none() | st.text(max_size=3), max_size=2),
-        _valid,
-    ),
-    "set": (
-        Collected("a", "v", pa.list_(pa.timestamp("us", "Europe/Berlin")), "set"),
-        pa.timestamp("us", "UTC"),
-        st.none() | st.integers(0, 9).map(lambda n: dt.datetime(2026, 1, 1, n, tzinfo=dt.UTC)),
-        lambda rows: list(dict.fromkeys(_valid(rows))),
-    ),
+    "min": (Extreme("a", "v", pa.string(), "min"), pa.string(), TEXTS, _of_valid(min)),
+    "max": (Extreme("a", "v", pa.bool_(), "max"), pa.bool_(), st.none() | st.booleans(), _of_valid(max)),
+    "max of structs": (Extreme("a", "v", STRUCT, "max"), STRUCT, STRUCTS, _of_valid(partial(max, key=_by_field))),
+    "first": (Picked("a", "v", pa.string(), "first", False), pa.string(), TEXTS, lambda rows: rows[0]),
+    "last": (Picked("a", "v", pa.int64(), "last", False), pa.int64(), INTS, lambda rows: rows[-1]),
+    "first not null": (Picked("a", "v", pa.int64(), "first", True), pa.int64(), INTS, _of_valid(lambda rows: rows[0])),
+    "last not null": (Picked("a", "v", pa.int64(), "last", True), pa.int64(), INTS, _of_valid(lambda rows: rows[-1])),
+    "min by": (PickedBy("a", "v", WORDS, TIME, "min"), PAIR, PAIRS, partial(_by, min)),
+    "max by": (PickedBy("a", "v", WORDS, TIME, "max"), PAIR, PAIRS, partial(_by, max)),
+    "list": (Collected("a", "v", pa.list_(WORDS), "list"), WORDS, st.none() | st.lists(TEXTS, max_size=2), _valid),
+    "set": (Collected("a", "v", pa.list_(BERLIN), "set"), TIME, TIMES, lambda rows: list(dict.fromkeys(_valid(rows)))),
     "count of floats": (
-        Collected("a", "v", pa.list_(pa.float32()), "count"),
-        pa.float32(),
-        st.sampled_from([None, math.nan, -math.nan, 0.0, -0.0, 1.5]),
+        *(Collected("a", "v", pa.list_(pa.float32()), "count"), pa.float32(), ODD),
         lambda rows: len({str(abs(row)) for row in _valid(rows)}),
     ),
-    "estimated count": (
-        Registers("a", "v", 9),
-        pa.int64(),
-        st.none() | st.integers(-2, 2) | st.integers(-(2**63), 2**63 - 1),
-        _estimated,
-    ),
-    "median": (
-        Ranked("a", "v", SMALL, SMALL, (0.5,), 1000),
-        SMALL,
-        st.none() | st.decimals(-99, 99, places=2),
-        lambda rows: _at(rows, 0.5),
-    ),
+    "estimated count": (Registers("a", "v", 9), pa.int64(), INTS | st.integers(-(2**63), 2**63 - 1), _estimated),
+    "median": (Ranked("a", "v", SMALL, SMALL, (0.5,), 1000), SMALL, DECIMALS, _of_valid(partial(_at, 0.5))),
     "percentiles": (
-        Ranked("a", "v", pa.float32(), pa.list_(pa.float32()), (0.0, 0.9, 1.0), 1000),
-        pa.float32(),
-        FLOATS,
-        lambda rows: [_at(rows, p) for p in (0.0, 0.9, 1.0)] if _valid(rows) else None,
+        *(Ranked("a", "v", pa.float32(), pa.list_(pa.float32()), PERCENTAGES, 1000), pa.float32(), FLOATS),
+        _of_valid(lambda rows: [_at(p, rows) for p in PERCENTAGES]),
     ),
-    "own": (
-        _spread(),
-        pa.int32(),
-        st.none() | st.integers(-9, 9),
-        lambda rows: max(_valid(rows)) - min(_valid(rows)) if _valid(rows) else None,
-    ),
-    "variance": (
-        Moments("a", "v", True, False),
-        pa.float64(),
-        FLOATS,
-        lambda rows: statistics.variance(_valid(rows)) if len(_valid(rows)) > 1 else None,
-    ),
-    "deviation": (
-        Moments("a", "v", False, True),
-        pa.int64(),
-        st.none() | st.integers(-9, 9),
-        lambda rows: statistics.pstdev(_valid(rows)) if _valid(rows) else None,
-    ),
+    "own": (_spread(), pa.int32(), INTS, _of_valid(lambda rows: max(rows) - min(rows))),
+    "variance": (Moments("a", "v", True, False), pa.float64(), FLOATS, _of_valid(statistics.variance, 2)),
+    "deviation": (Moments("a", "v", False, True), pa.int64(), INTS, _of_valid(statistics.pstdev)),
 }
 
 
@@ -379,7 +302,6 @@ def test_the_variance_of_one_value_that_is_no_number_is_none(value: float) -> No
     assert math.isnan(found[0].as_py())
 
 
-TIME = pa.timestamp("us", "UTC")
 ITEM = pa.field("item", pa.string())
 #: What a row carries beside its key: what it is ranked by, when it was, and a value of each kind.
 VALUES = pa.schema(
@@ -401,10 +323,6 @@ ROWS = st.lists(
 )
 BATCHES = st.lists(st.tuples(ROWS, st.integers(0, 60)), min_size=1, max_size=6)
 BY = st.sampled_from([(("price",), (False,)), (("price",), (True,)), (("level", "price"), (True, False))])
-
-
-def at(ms: int) -> dt.datetime:
-    return dt.datetime.fromtimestamp(ms / 1000, dt.UTC)
 
 
 def rows_of(batches: list[tuple[list[Any], int]]) -> list[tuple[list[Row], int]]:

@@ -151,7 +151,9 @@ def test_a_processor_that_tasks_lack_says_how_to_send_it(tmp_path: Path, monkeyp
 
 
 Declare = Callable[[StatefulProcessorHandle], Any]
-COUNT, TEXT = columns(n=T.LongType()), columns(note=T.StringType())
+COUNT, TEXT, FLAG = columns(n=T.LongType()), columns(note=T.StringType()), columns(b=T.BooleanType())
+OTHER, BOTH = columns(m=T.LongType()), columns(n=T.LongType(), m=T.LongType())
+EXPIRING = columns(n=T.LongType(), expires_ms=T.LongType())
 CONFIGURATION = {"timeMode": "ProcessingTime", "outputMode": "update"}
 
 
@@ -188,19 +190,11 @@ def value(schema: T.StructType, ttl_ms: int | None = None, name: str = "v") -> D
 
 
 GOES: dict[str, list[Declare]] = {
-    "a column for another one, in two restarts": [
-        value(COUNT),
-        value(columns(b=T.BooleanType())),
-        value(columns(m=T.LongType())),
-    ],
+    "a column for another one, in two restarts": [value(COUNT), value(FLAG), value(OTHER)],
     "a column for one of another type": [value(COUNT), value(columns(n2=T.StringType()))],
-    "a field for another one, in two restarts": [
-        value(columns(p=COUNT)),
-        value(columns(p=columns(b=T.BooleanType()))),
-        value(columns(p=columns(m=T.LongType()))),
-    ],
+    "a field for another one, in two restarts": [value(columns(p=field)) for field in (COUNT, FLAG, OTHER)],
     "TTL, and none, and TTL": [value(COUNT, 5), value(COUNT), value(COUNT, 7)],
-    "TTL for a column": [value(columns(n=T.LongType(), m=T.LongType())), value(COUNT, 5)],
+    "TTL for a column": [value(BOTH), value(COUNT, 5)],
     "a column that was NOT NULL before": [value(not_null(COUNT)), value(COUNT)],
     "a column that was always NOT NULL": [value(not_null(COUNT)), value(TEXT, name="w"), value(not_null(COUNT))],
     "a key that was always NOT NULL": [entries(not_null(TEXT)), entries(not_null(TEXT))],
@@ -210,37 +204,25 @@ GOES: dict[str, list[Declare]] = {
     "a name that is that of an index": [value(COUNT, 5, "x"), lambda handle: handle.getListState("x.expiring", COUNT)],
     "everything else": [value(COUNT), lambda handle: handle.getMapState("w", TEXT, COUNT)],
 }
+RENAMED, OURS = "p.n → p.m: what is renamed loses its values", "expires_ms: a column of the user's and the time to live"
 # Words of the error.
 DOES_NOT: dict[str, tuple[list[Declare], str]] = {
     "renamed": (
-        [value(COUNT), value(columns(m=T.LongType()))],
+        [value(COUNT), value(OTHER)],
         "to lose the values, give stateChanges={'v': {'drop': ['n']}}; to keep them hidden",
     ),
-    "renamed and widened": (
-        [value(columns(n=T.IntegerType())), value(columns(m=T.LongType()))],
-        "{'v': {'rename': {'n': 'm'}}}",
-    ),
-    "a field renamed": (
-        [value(columns(p=T.ArrayType(COUNT))), value(columns(p=T.ArrayType(columns(m=T.LongType()))))],
-        "p.n → p.m: what is renamed loses its values",
-    ),
+    "renamed and widened": ([value(columns(n=T.IntegerType())), value(OTHER)], "{'v': {'rename': {'n': 'm'}}}"),
+    "a field renamed": ([value(columns(p=T.ArrayType(field))) for field in (COUNT, OTHER)], RENAMED),
     "a field of a map's values renamed": (
-        [
-            value(columns(p=T.MapType(T.StringType(), COUNT))),
-            value(columns(p=T.MapType(T.StringType(), columns(m=T.LongType())))),
-        ],
-        "p.n → p.m: what is renamed loses its values",
+        [value(columns(p=T.MapType(T.StringType(), field))) for field in (COUNT, OTHER)],
+        RENAMED,
     ),
     "comes back narrower": (
-        [value(COUNT), value(columns(b=T.BooleanType())), value(columns(b=T.BooleanType(), n=T.IntegerType()))],
+        [value(COUNT), value(FLAG), value(columns(b=T.BooleanType(), n=T.IntegerType()))],
         "n: int64 → int32",
     ),
     "a column NOT NULL comes back": (
-        [
-            value(columns(n=T.LongType(), m=T.LongType())),
-            value(COUNT),
-            value(T.StructType([*COUNT, T.StructField("m", T.LongType(), False)])),
-        ],
+        [value(BOTH), value(COUNT), value(T.StructType([*COUNT, *not_null(OTHER)]))],
         "m: it is NOT NULL",
     ),
     "a column becomes NOT NULL": ([value(COUNT), value(not_null(COUNT))], "n: it is NOT NULL"),
@@ -253,14 +235,8 @@ DOES_NOT: dict[str, tuple[list[Declare], str]] = {
         "n: it is NOT NULL",
     ),
     "a map's key becomes NOT NULL": ([entries(TEXT), entries(not_null(TEXT))], "entry.note: it is NOT NULL"),
-    "TTL over a column of its name": (
-        [value(columns(n=T.LongType(), expires_ms=T.LongType())), value(COUNT, 5)],
-        "expires_ms: a column of the user's and the time to live",
-    ),
-    "a column of its name over TTL": (
-        [value(COUNT, 5), value(COUNT), value(columns(n=T.LongType(), expires_ms=T.LongType()))],
-        "expires_ms: a column of the user's and the time to live",
-    ),
+    "TTL over a column of its name": ([value(EXPIRING), value(COUNT, 5)], OURS),
+    "a column of its name over TTL": ([value(COUNT, 5), value(COUNT), value(EXPIRING)], OURS),
     "an index's name, which was a variable's": (
         [value(COUNT, None, "x.expiring"), lambda handle: handle.getListState("x.expiring", COUNT)],
         "STATE_STORE_INVALID_VARIABLE_TYPE_CHANGE",
@@ -268,7 +244,7 @@ DOES_NOT: dict[str, tuple[list[Declare], str]] = {
     "an index's table": ([value(COUNT, 5, "x"), value(TEXT, None, "x.expiring")], "shares a table with an earlier"),
     "an index where a variable was": (
         [value(COUNT, None, "x.expiring"), value(COUNT, 5, "x")],
-        "shares a table with an earl",
+        "shares a table with an earlier",
     ),
 }
 

@@ -293,24 +293,10 @@ def test_gauges_are_of_the_last_calls_of_all_shards() -> None:
         batches.announce(replace(COMMITTED, shard=shard, measured=MeasuredBatch(1, 1_000, call.announced())))
     metrics = ServerMetrics(batches, Counter, lambda: {"/local/query/totals/shard-0001": 2_500})
     found = {sample.name: sample.value for family in metrics.collect() for sample in family.samples if sample.labels}
-    assert (
-        found
-        | {
-            "holdfast_batches_total": 1,
-            "holdfast_calls_total": 2,
-            "holdfast_rows_total": 14,
-            "holdfast_call_seconds_total": 16e-6,
-            "holdfast_shards": 2,
-            "holdfast_state_rows": 140,
-            "holdfast_state_bytes": 200,
-            "holdfast_shard_state_rows_max": 90,
-            "holdfast_shard_rows_max": 9,
-            "holdfast_shard_call_seconds_max": 8e-6,
-            "holdfast_snapshot_lag_versions_max": 3,
-            "holdfast_snapshot_lag_seconds_max": 2.5,
-        }
-        == found
-    )
+    told = {"batches_total": 1, "calls_total": 2, "rows_total": 14, "call_seconds_total": 16e-6, "shards": 2}
+    told |= {"state_rows": 140, "state_bytes": 200, "shard_state_rows_max": 90, "shard_rows_max": 9}
+    told |= {"shard_call_seconds_max": 8e-6, "snapshot_lag_versions_max": 3, "snapshot_lag_seconds_max": 2.5}
+    assert found | {f"holdfast_{name}": value for name, value in told.items()} == found
 
 
 @pytest.mark.parametrize("address", ["a..b", "x" * 300, "no.such.host.invalid", "\udcff", "1.2.3.4.5", "-"])

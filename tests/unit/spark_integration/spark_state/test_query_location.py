@@ -110,16 +110,12 @@ def at(*offsets: str) -> list[tuple[str, str]]:
     [
         ((A3, A3), [3], {"0": 3}),
         ((A3, A3), [4], {"0": 3}),
-        ((A3, A3), [3, 3], None),
         ((A3, B5, A3), [3, 6], {"0": 3, "1": 5}),
         ((A3, A3, B5), [4, 5], {"0": 4, "1": 5}),
         ((B5, B5, A3, A3), [5, 3], {"0": 5, "1": 3}),
         ((RATE, RATE, A3), [-1, 3], {"1": 3}),
-        ((A3, RATE, RATE), [3], None),
-        ((A3, B5), [3], None),
-        ((A3, A3, B5), [3, 4], None),
-        ((A3, A3, B5, B5), [3], None),
-        ((RATE, RATE), [], None),
+        *((offsets, [3], None) for offsets in ((A3, RATE, RATE), (A3, B5), (A3, A3, B5, B5))),
+        *(((A3, A3), [3, 3], None), ((A3, A3, B5), [3, 4], None), ((RATE, RATE), [], None)),
     ],
 )
 def test_a_source_that_is_read_twice_has_one_folder(
@@ -174,19 +170,10 @@ def test_what_is_no_location(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text"),
     [
-        ("metadata", "{"),
-        ("metadata", "[]"),
-        ("metadata", '{"id":7}'),
-        ("offsets/5", ""),
-        ("offsets/5", "7\n{}"),
-        ("offsets/5", "v1"),
-        ("offsets/5", "v1\n[]"),
-        ("offsets/5", "v1\n{}"),
-        ("offsets/5", f"v2\n{BATCH}\n-"),
-        ("commits/5", "v1\n{"),
-        ("commits/5", 'v1\n{"nextBatchWatermarkMs":"1"}'),
-        ("commits/5", 'v1\n{"nextBatchWatermarkMs":-1}'),
-        ("commits/5", "\udcff"),
+        *(("metadata", text) for text in ("{", "[]", '{"id":7}')),
+        *(("offsets/5", text) for text in ("", "7\n{}", "v1", "v1\n[]", "v1\n{}", f"v2\n{BATCH}\n-")),
+        *(("commits/5", f'v1\n{{"nextBatchWatermarkMs":{text}') for text in ('"1"}', "-1}")),
+        *(("commits/5", text) for text in ("v1\n{", "\udcff")),
     ],
 )
 def test_damage_is_named(root: Path, location: QueryLocation, file: str, text: str) -> None:

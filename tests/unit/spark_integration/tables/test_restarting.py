@@ -39,6 +39,8 @@ def expiring(**columns: pa.DataType) -> Tables:
 REQUIRED = pa.field("", INT, nullable=False)
 EVENT_TIMERS, CLOCK_TIMERS = (KeyTimers.tables(KEY, conf) for conf in ("EventTimeTimeout", "ProcessingTimeTimeout"))
 PLACE, WIDER_PLACE = pa.struct([("x", INT)]), pa.struct([("x", LONG), ("y", TEXT)])
+SHORT, FINE = pa.decimal128(5, 2), pa.decimal128(6, 4)
+RENAMED, ZONED = pa.list_(pa.struct([("z", INT)])), pa.timestamp("us", "Europe/Berlin")
 
 GOES: dict[str, tuple[Tables, Tables]] = {
     "added": (table(n=INT), table(m=TEXT, n=INT)),
@@ -62,32 +64,21 @@ GOES: dict[str, tuple[Tables, Tables]] = {
 DOES_NOT: dict[str, tuple[Tables, Tables, list[str]]] = {
     "narrowed": (table(n=LONG), table(n=INT), ["n: int64 → int32: its stored values cannot", "declared='n int32'"]),
     "rounded": (table(n=LONG), table(n=pa.float64()), ["n: int64 → double", "stored='n int64'", "migrate=…"]),
-    "fewer digits": (
-        table(n=pa.decimal128(5, 2)),
-        table(n=pa.decimal128(6, 4)),
-        ["n: decimal128(5, 2) → decimal128(6, 4)"],
-    ),
+    "fewer digits": (table(n=SHORT), table(n=FINE), ["n: decimal128(5, 2) → decimal128(6, 4)"]),
     "another type": (
-        table(n=INT),
-        table(n=TEXT),
+        *(table(n=INT), table(n=TEXT)),
         ["n: int32 → large_string", "another name", "a new checkpointLocation"],
     ),
-    "another zone": (
-        table(n=pa.timestamp("us", "Europe/Berlin")),
-        table(n=pa.timestamp("us")),
-        ["n: timestamp[us, tz=UTC] → timestamp[us]"],
-    ),
+    "another zone": (table(n=ZONED), table(n=pa.timestamp("us")), ["n: timestamp[us, tz=UTC] → timestamp[us]"]),
     "narrowed within": (table(a=WIDER_PLACE), table(a=PLACE), ["a: struct<x: int64, y: large_string> → struct<x:"]),
     "keys of a map": (table(a=pa.map_(INT, INT)), table(a=pa.map_(LONG, INT)), ["a: map<int32, int32> → map<int64"]),
     "NOT NULL": (table(n=INT), table(n=REQUIRED), ["n: it is NOT NULL, and rows may be stored that have null"]),
     "a key": (
-        table(n=INT),
-        table(key=pa.schema([("k", LONG)]), n=INT),
+        *(table(n=INT), table(key=pa.schema([("k", LONG)]), n=INT)),
         ["key columns of stored state never change", "k: large_string → int64", "table=state"],
     ),
     "a rename": (
-        table(n=INT, m=TEXT),
-        table(total=LONG, m=TEXT),
+        *(table(n=INT, m=TEXT), table(total=LONG, m=TEXT)),
         [
             "total new and n left out in one start: to rename, give stateChanges={'rename': {'n': 'total'}}; to lose",
             "to lose the values, give stateChanges={'drop': ['n']}; to keep them hidden",
@@ -96,22 +87,16 @@ DOES_NOT: dict[str, tuple[Tables, Tables, list[str]]] = {
     "two renames": (table(a=INT, b=INT), table(c=INT, d=INT), ["{'rename': {'a': 'c', 'b': 'd'}}"]),
     "one for another": (table(n=TEXT), table(m=INT), ["m new and n left out in one start: to lose the values, give"]),
     "a rename in one of two tables": (
-        {**table("a", n=INT), **table("b", n=INT)},
-        {**table("a", m=INT), **table("b", n=INT)},
+        *({**table("a", n=INT), **table("b", n=INT)}, {**table("a", m=INT), **table("b", n=INT)}),
         ["stateChanges={'a': {'rename': {'n': 'm'}}}", "stateChanges={'a': {'drop': ['n']}}"],
     ),
-    "a field renamed": (
-        table(a=pa.list_(PLACE)),
-        table(a=pa.list_(pa.struct([("z", INT)]))),
-        ["a.x → a.z: what is renamed loses its values"],
-    ),
+    "a field renamed": (table(a=pa.list_(PLACE)), table(a=RENAMED), ["a.x → a.z: what is renamed loses its values"]),
     "a table renamed": (table("a", n=INT), table("b", n=INT), ["tables cannot be renamed", "new=['b'] left_out=['a']"]),
     "other timers": ({**table(n=INT), **EVENT_TIMERS}, {**table(n=INT), **CLOCK_TIMERS}, ["timers of another clock"]),
     "timers added": (table(n=INT), {**table(n=INT), **EVENT_TIMERS}, ["other timers"]),
     "timers left out": ({**table(n=INT), **EVENT_TIMERS}, table(n=INT), ["other timers"]),
     "a column of a time to live": (
-        expiring(n=INT),
-        table(n=INT, expires_ms=LONG),
+        *(expiring(n=INT), table(n=INT, expires_ms=LONG)),
         ["expires_ms: a column of the user"],
     ),
 }

@@ -10,6 +10,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 import hypothesis.strategies as st
 import pyarrow as pa
@@ -79,14 +80,8 @@ def _answer(connection: socket.socket, replies: Replies) -> None:
 
 _HEADERS = pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()}))
 _ALL = pa.schema(
-    {
-        "value": pa.binary(),
-        "key": pa.string(),
-        "topic": pa.string(),
-        "partition": pa.int32(),
-        "headers": _HEADERS,
-        "timestamp": pa.timestamp("us", "UTC"),
-    }
+    {"value": pa.binary(), "key": pa.string(), "topic": pa.string(), "partition": pa.int32()}
+    | {"headers": _HEADERS, "timestamp": pa.timestamp("us", "UTC")}
 )
 
 
@@ -151,14 +146,15 @@ def test_a_missing_value_and_columns_of_no_message_are_refused() -> None:
         check_schema(pa.schema({"value": pa.string(), "user": pa.string()}), "t")
 
 
+OUR_HANDLE: dict[str, Any] = {"transactional_id": "holdfast.alerts.query.0.0.0", "producer_id": 1, "epoch": 0}
+
+
 @pytest.mark.parametrize(
     "handle",
     [
-        {"transactional_id": "somebody's", "producer_id": 1, "epoch": 0},
-        {"transactional_id": "holdfast.alerts.another.0.0.0", "producer_id": 1, "epoch": 0},
-        {"transactional_id": "holdfast.alerts.query.0.0.0", "producer_id": 1, "epoch": 1 << 20},
-        {"transactional_id": "holdfast.alerts.query.0.0.0", "producer_id": "1", "epoch": 0},
-        {"transactional_id": "holdfast.alerts.query.0.0.0"},
+        *(OUR_HANDLE | {"transactional_id": whose} for whose in ("somebody's", "holdfast.alerts.another.0.0.0")),
+        *(OUR_HANDLE | wrong for wrong in ({"epoch": 1 << 20}, {"producer_id": "1"})),
+        {"transactional_id": OUR_HANDLE["transactional_id"]},
     ],
 )
 def test_a_handle_of_anything_else_is_refused_before_the_brokers_are_asked(handle: Handle) -> None:
@@ -306,11 +302,8 @@ def options(**values: str) -> ClientOptions:
 
 
 def test_the_option_goes_before_the_argument() -> None:
-    assert options(bootstrap__servers="there:2, [::1]:3,PLAINTEXT://far").servers() == [
-        ("there", 2),
-        ("::1", 3),
-        ("far", 9092),
-    ]
+    several = options(bootstrap__servers="there:2, [::1]:3,PLAINTEXT://far")
+    assert several.servers() == [("there", 2), ("::1", 3), ("far", 9092)]
 
 
 @pytest.mark.parametrize("servers", ["", " , ", "host:port", ":9092", "host:0", "host:70000"])
