@@ -23,40 +23,20 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Engines:
     return found
 
 
-FACTS = {
-    "format": 1,
-    "profile": "full",
-    "shape": {},
-    "seed": 1,
-    "started": "2026-01-02T03:04:05+00:00",
-    "machine": {"cpu": "a cpu", "cores": 2},
-    "versions": {"holdfast": "0.1.0"},
-}
+MACHINE = {"cpu": "a cpu", "cores": 2, "memory_gb": 23.5, "os": "Linux"}
+#: What a document says of its run.
+RUN_FACTS = {"machine": MACHINE, "versions": {"holdfast": "0.1.0"}, "started": "2026-01-02T03:04:05+00:00"}
+FACTS = {"format": 1, "profile": "full", "shape": {}, "seed": 1, **RUN_FACTS}
 JOB = JobA(rows=10, keys=50, batches=3, warmup=1)
-TWO = Measurement(
-    suite="tiny",
-    name="two",
-    question="Which is faster?",
-    entries={"ours": Entry("holdfast-memory", JOB), "theirs": Entry("spark-agg-rocksdb", JOB)},
-    minutes=4,
-    repeats=2,
-    baseline="theirs",
-)
+BOTH = {"ours": Entry("holdfast-memory", JOB), "theirs": Entry("spark-agg-rocksdb", JOB)}
+TWO = Measurement("tiny", "two", "Which is faster?", BOTH, minutes=4, repeats=2, baseline="theirs")
 
 
 def a_run(rows_per_second: float = 100.0) -> Run:
-    return {
-        "batch_ms": [300, 100, 100],
-        "phases_ms": [{}] * 3,
-        "cpu": {"wall": 0.2},
-        "memory": {},
-        "written": {},
-        "settings": {},
-        "state_bytes": {"live_arrow": None, "local_peak": 1, "local_final": 1, "ratio": None, "after_batch": []},
-        "rows_per_second": rows_per_second,
-        "median_batch_ms": 100,
-        "busy_before_cores": 0.1,
-    }
+    state_bytes = {"live_arrow": None, "local_peak": 1, "local_final": 1, "ratio": None, "after_batch": []}
+    counted = {"rows_per_second": rows_per_second, "median_batch_ms": 100, "busy_before_cores": 0.1}
+    used = {"cpu": {"wall": 0.2}, "memory": {}, "written": {}, "settings": {}, "state_bytes": state_bytes}
+    return {"batch_ms": [300, 100, 100], "phases_ms": [{}] * 3, **used, **counted}
 
 
 class Engines:

@@ -20,6 +20,7 @@ MIB = 1 << 20
 MACHINE = {"cpu": "a processor", "cores": 2, "memory_gb": 23.5, "os": "Linux 6.1 x86_64"}
 VERSIONS = {"holdfast": "0.1.0", "python": "3.11.7", "java": "openjdk version 17", "pyspark": "4.3.0"}
 STARTED = "2026-11-23T12:00:00+00:00"
+FACTS = {"started": STARTED, "machine": MACHINE, "versions": VERSIONS}
 SPARK = "spark-agg-rocksdb"
 BACKENDS = ("holdfast-memory", "holdfast-filesystem", "holdfast-rocksdb")
 
@@ -38,13 +39,8 @@ def a_run(job: Job, batch_ms: float, *, mib: float = 1000, storage: Mapping[str,
         "written": {"jvm": 28.0 * MIB * counted, "server": 12.0 * MIB * counted, "durable": 11.0 * MIB * counted},
         "storage": dict(storage or {}),
         "settings": {"spark.master": "local[2]"},
-        "state_bytes": {
-            "live_arrow": None,
-            "local_peak": job.keys * 64,
-            "local_final": job.keys * 60,
-            "ratio": None,
-            "after_batch": [],
-        },
+        "state_bytes": {"live_arrow": None, "ratio": None, "after_batch": []}
+        | {"local_peak": job.keys * 64, "local_final": job.keys * 60},
         "busy_before_cores": 0.1,
         **summarize(times, job),
     }
@@ -57,12 +53,7 @@ def a_document(name: str, entries: Mapping[str, tuple[Entry, float, float]], tur
         for place, (label, (entry, ms, mib)) in enumerate(entries.items())
     }
     of = {label: entry for label, (entry, _, _) in entries.items()}
-    facts = {
-        "command": f"holdfast bench run --full --suite {more.get('suite', 'jobs')}",
-        "started": STARTED,
-        "machine": MACHINE,
-        "versions": VERSIONS,
-    }
+    facts = FACTS | {"command": f"holdfast bench run --full --suite {more.get('suite', 'jobs')}"}
     found = document(name, of, runs, facts)
     # Targets come and go; those of these samples stay.
     targets = [
@@ -94,15 +85,9 @@ def growth() -> Document:
         "holdfast-rocksdb": {100_000: 500, 1_000_000: 900, 10_000_000: 2100, 50_000_000: 4000},
         SPARK: {100_000: 900, 1_000_000: 1400, 10_000_000: 2040, 50_000_000: 3300},
     }
-    entries = {
-        f"{engine}, {keys} keys": (
-            Entry(engine, JobB(keys=keys, batches=5, warmup=1, fill_rows=keys)),
-            float(ms),
-            800 + keys / 20_000,
-        )
-        for engine, of in times.items()
-        for keys, ms in of.items()
-    }
+    measured = [(engine, keys, float(ms)) for engine, of in times.items() for keys, ms in of.items()]
+    jobs = {keys: JobB(keys=keys, batches=5, warmup=1, fill_rows=keys) for _, keys, _ in measured}
+    entries = {f"{e}, {keys} keys": (Entry(e, jobs[keys]), ms, 800 + keys / 20_000) for e, keys, ms in measured}
     return a_document("keys", entries, 2, suite="growth", baseline=SPARK, along="keys")
 
 
@@ -119,20 +104,9 @@ def restore() -> Document:
 
 
 def requests() -> Document:
-    found = a_document(
-        "requests",
-        {
-            f"{shards} shards": (
-                Entry("holdfast-memory-s3", JobA(partitions=shards, batches=4, warmup=1)),
-                shards * 12.0,
-                1500,
-            )
-            for shards in (8, 64, 200)
-        },
-        1,
-        suite="durability",
-        along="partitions",
-    )
+    jobs = {shards: JobA(partitions=shards, batches=4, warmup=1) for shards in (8, 64, 200)}
+    entries = {f"{n} shards": (Entry("holdfast-memory-s3", job), n * 12.0, 1500) for n, job in jobs.items()}
+    found = a_document("requests", entries, 1, suite="durability", along="partitions")
     for label, engine in found["engines"].items():
         shards = found["settings"]["jobs"][label]["partitions"]
         engine["runs"][0]["storage"] = {"put": shards * 0.05, "get": 3.0, "bytes up": shards * 9000.0}
@@ -215,16 +189,8 @@ def write(folder: Path, documents: Mapping[tuple[str, str], Mapping[str, Any]], 
         for (suite, name), document in documents.items()
     ]
     plan += [dict(zip(("suite", "name", "question", "state", "reason"), line, strict=True)) for line in _MISSING]
-    facts = {
-        "format": 1,
-        "profile": "full",
-        "shape": {"keys": 1_000_000, "rows": 100_000, "value_bytes": 92, "shards": 2, "store_latency_ms": 0.0},
-        "seed": 1,
-        "started": STARTED,
-        "machine": MACHINE,
-        "versions": VERSIONS,
-        "plan": plan,
-    }
+    shape = {"keys": 1_000_000, "rows": 100_000, "value_bytes": 92, "shards": 2, "store_latency_ms": 0.0}
+    facts = {"format": 1, "profile": "full", "shape": shape, "seed": 1, **FACTS, "plan": plan}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.json").write_text(json.dumps(facts | run))
     for (suite, name), found in documents.items():

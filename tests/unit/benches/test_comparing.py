@@ -20,12 +20,11 @@ from holdfast.benches.jobs.job_a import JobA
 from holdfast.benches.running.directory import replace_json
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from tests.tiers import repetitions
+from tests.unit.benches.conftest import MACHINE, RUN_FACTS
 
 LABELS = {"holdfast-memory": 650e3, "holdfast-filesystem": 600e3, "holdfast-rocksdb": 450e3, "spark-agg-rocksdb": 160e3}
 BASELINE = "spark-agg-rocksdb"
 JOB = JobA(batches=12, warmup=2)
-MACHINE = {"cpu": "a cpu", "cores": 2, "memory_gb": 23.5, "os": "Linux"}
-FACTS = {"machine": MACHINE, "versions": {"holdfast": "0.1.0"}, "started": "2026-11-23T12:00:00+00:00"}
 #: What a comparison does not read.
 REST = {"phases_ms": [{}] * JOB.all_batches, "cpu": {"wall": 1.0}, "memory": {}, "written": {}, "median_batch_ms": 1.0}
 
@@ -56,7 +55,7 @@ def a_document(
     return {
         "bench": "job-a",
         "command": "holdfast bench run --full",
-        **FACTS,
+        **RUN_FACTS,
         "suite": "jobs",
         "name": "job-a",
         "baseline": BASELINE if BASELINE in labels else "",
@@ -66,15 +65,13 @@ def a_document(
             label: {"rows_per_second": of[0]["rows_per_second"], "median_batch_ms": 1.0, "runs": of}
             for label, of in runs.items()
         },
-        "state_bytes": {
-            label: {"live_arrow": None, "local_peak": 0, "local_final": 0, "ratio": None} for label in labels
-        },
+        "state_bytes": {of: {"live_arrow": None, "local_peak": 0, "local_final": 0, "ratio": None} for of in labels},
         "targets": [],
     }
 
 
 def a_side(*documents: dict[str, Any]) -> Measured:
-    return Measured(Path("x"), {f"jobs/{i}": document for i, document in enumerate(documents)}, FACTS)
+    return Measured(Path("x"), {f"jobs/{i}": document for i, document in enumerate(documents)}, RUN_FACTS)
 
 
 def regressions(base: Measured, new: Measured) -> list[tuple[str, str]]:
@@ -141,7 +138,7 @@ def test_without_a_baseline_throughput_decides_on_one_machine() -> None:
     base = a_document(chance, turns=5, labels=ours, run_sd=0.0)
     new = a_document(chance, turns=5, labels=ours, slower={"holdfast-memory": 2.0})
     assert [name for _, name in regressions(a_side(base), a_side(new))] == ["holdfast-memory"]
-    elsewhere = Measured(Path("x"), {"jobs/0": new}, FACTS | {"machine": {"cpu": "another", "cores": 8}})
+    elsewhere = Measured(Path("x"), {"jobs/0": new}, RUN_FACTS | {"machine": {"cpu": "another", "cores": 8}})
     assert regressions(a_side(base), elsewhere) == []
 
 
@@ -173,7 +170,7 @@ def test_entries_of_a_curve_are_read_against_the_baseline_at_the_same_place() ->
 def a_directory(path: Path, document: dict[str, Any], **facts: Any) -> Path:
     plan = [{"suite": "jobs", "name": "job-a", "question": "How fast?", "state": "done"}]
     (path / "jobs").mkdir(parents=True)
-    replace_json(path / "run.json", {"format": 1, "profile": "full", "shape": {}, "plan": plan, **FACTS, **facts})
+    replace_json(path / "run.json", {"format": 1, "profile": "full", "shape": {}, "plan": plan, **RUN_FACTS, **facts})
     replace_json(path / "jobs/job-a.json", document)
     return path
 
@@ -212,11 +209,8 @@ def test_what_differs_besides_the_figures_is_said(tmp_path: Path) -> None:
     base = a_directory(tmp_path / "base", one)
     new = a_directory(tmp_path / "new", other, machine=MACHINE | {"cores": 8}, profile="quick")
     found = json.loads(invoke(base, new, "--json").output)
-    assert found["differences"] == [
-        "machine cores: 2, 8",
-        "profile: full, quick",
-        "jobs/job-a holdfast-memory keys: 1000000, 7",
-    ]
+    keys = "jobs/job-a holdfast-memory keys: 1000000, 7"
+    assert found["differences"] == ["machine cores: 2, 8", "profile: full, quick", keys]
     assert {verdict["verdict"] for verdict in found["verdicts"]} <= {SAME, UNKNOWN}
 
 
@@ -314,4 +308,4 @@ def test_an_empty_directory_and_strangers_are_refused(tmp_path: Path) -> None:
         read(tmp_path)
     one = a_document(np.random.default_rng(9))
     with pytest.raises(InvalidArgumentError, match="no measurement in common"):
-        compare(a_side(one), Measured(Path("y"), {"nexmark/q4": one}, FACTS), 0.05)
+        compare(a_side(one), Measured(Path("y"), {"nexmark/q4": one}, RUN_FACTS), 0.05)

@@ -27,6 +27,8 @@ from holdfast.benches.runs.paired import Entry
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from tests.browser import DESKTOP, PHONE, accessibility_findings, shown
 from tests.unit.benches import sample_results
+from tests.unit.benches.conftest import RUN_FACTS
+from tests.unit.benches.conftest import a_run as tiny_run
 
 Documents = Mapping[tuple[str, str], Mapping[str, Any]]
 
@@ -192,37 +194,22 @@ def test_engines_have_names_and_one_hue(engine: str, label: str | None, text: st
     assert (name.text, name.hue, name.ours) == (text, hue, ours)
 
 
-FACTS = {
-    "command": "holdfast bench job-a",
-    "started": "2026-01-02T03:04:05+00:00",
-    "machine": {"cpu": "a cpu", "cores": 2, "memory_gb": 8.0, "os": "Linux"},
-    "versions": {"holdfast": "0.1.0", "python": "3.11"},
-}
+FACTS = RUN_FACTS | {"command": "holdfast bench job-a"}
 MIB = 1 << 20
 TARGETS = (Target("holdfast-memory/floor", at_least=0.85), Target("state_bytes holdfast-memory", at_most=3.0))
 
 
 def a_run(rows_per_second: float, ratio: float | None = None, server_mib: int = 100) -> dict[str, Any]:
-    phases = {"triggerExecution": 1000, "addBatch": 800}
     held = {"rss": server_mib * MIB, "pss": 90 * MIB, "anonymous": 80 * MIB}
-    peak = int(100 * (ratio or 1))
-    return {
-        "batch_ms": [5000, 1000, 1200],
-        "phases_ms": [phases] * 3,
+    run = tiny_run(rows_per_second) | {"batch_ms": [5000, 1000, 1200], "median_batch_ms": 1100}
+    run["state_bytes"] |= {"live_arrow": ratio and 100, "local_peak": int(100 * (ratio or 1)), "ratio": ratio}
+    run["state_bytes"]["local_final"] = 200
+    return run | {
+        "phases_ms": [{"triggerExecution": 1000, "addBatch": 800}] * 3,
         "cpu": {"wall": 2.0, "jvm": 1.5, "python": 1.0, "server": 0.5},
         "memory": {"server": held},
         "written": {"python": 4 * MIB, "server": 2 * MIB, "durable": 1 * MIB},
         "settings": {"spark.master": "local[2]"},
-        "state_bytes": {
-            "live_arrow": ratio and 100,
-            "local_peak": peak,
-            "local_final": 200,
-            "ratio": ratio,
-            "after_batch": [],
-        },
-        "rows_per_second": rows_per_second,
-        "median_batch_ms": 1100,
-        "busy_before_cores": 0.1,
     }
 
 
@@ -265,10 +252,8 @@ def test_document_has_all_that_a_reader_needs_to_check_it() -> None:
 
 @pytest.mark.parametrize(("server_mib", "met"), [(512, True), (513, False)])
 def test_memory_is_held_against_its_budget_at_its_peak_in_any_run(server_mib: int, met: bool) -> None:
-    job, budget = (
-        JobB(batches=3, warmup=1, keys=16, fill_rows=16, rows=16),
-        Target("budget holdfast-rocksdb", at_most=1.0),
-    )
+    job = JobB(batches=3, warmup=1, keys=16, fill_rows=16, rows=16)
+    budget = Target("budget holdfast-rocksdb", at_most=1.0)
     runs = {"holdfast-rocksdb": [a_run(1.0), a_run(1.0, server_mib=server_mib), a_run(1.0)]}
     runs = {label: [run | {"batch_ms": [1] * 4, "phases_ms": [{}] * 4} for run in of] for label, of in runs.items()}
     found = document("job-b", {"holdfast-rocksdb": Entry("holdfast-rocksdb", job)}, runs, FACTS, [budget])
@@ -447,12 +432,8 @@ def whole(width: int, scheme: str) -> object:
 @pytest.mark.parametrize(
     ("profile", "width", "scheme"),
     [
-        ("full", PHONE, "light"),
-        ("full", DESKTOP, "dark"),
-        ("quick", PHONE, "dark"),
-        ("quick", DESKTOP, "light"),
-        whole(PHONE, "dark"),
-        whole(DESKTOP, "light"),
+        *(("full", PHONE, "light"), ("full", DESKTOP, "dark"), ("quick", PHONE, "dark"), ("quick", DESKTOP, "light")),
+        *(whole(PHONE, "dark"), whole(DESKTOP, "light")),
     ],
 )
 def test_everybody_can_read_it(

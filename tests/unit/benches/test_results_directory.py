@@ -21,7 +21,7 @@ from holdfast.benches.running.directory import FAILED, ResultsDirectory
 from holdfast.benches.runs.paired import Entry
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
 from tests.unit.benches import sample_results
-from tests.unit.benches.conftest import FACTS, JOB, TWO, Engines, prepared
+from tests.unit.benches.conftest import FACTS, JOB, MACHINE, TWO, Engines, prepared
 
 JOB_A = {("jobs", "job-a"): sample_results.job_a(1)}
 Change = Callable[[Any], object]
@@ -152,7 +152,7 @@ def test_a_huge_file_is_not_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"machine": {"cpu": "a cpu", "cores": 8}}, "machine cores: 2, 8"),
+        ({"machine": MACHINE | {"cores": 8}}, "machine cores: 2, 8"),
         ({"versions": {"holdfast": "0.2.0"}}, "versions holdfast: 0.1.0, 0.2.0"),
         ({"profile": "quick"}, "profile: full, quick"),
         ({"seed": 2}, "seed: 1, 2"),
@@ -367,11 +367,8 @@ def test_a_run_of_one_suite_leaves_the_others(repository: Path, run: Path, tmp_p
     }
     assert {q.id for q in results.missing} == {q.id for q in before.missing}
     page = " ".join(published.texts(repository, report=False)[published.PAGE].split())
-    before_text, after_text = (
-        "durability, peers, micro begun 2026-11-23, holdfast 0.1.0, a processor (2 cores, 23.5 GB)",
-        "growth begun 2026-11-29, holdfast 0.2.0, another processor (2 cores, 23.5 GB)",
-    )
-    assert f"{before_text}; {after_text}." in page
+    first = "durability, peers, micro begun 2026-11-23, holdfast 0.1.0, a processor (2 cores, 23.5 GB)"
+    assert f"{first}; growth begun 2026-11-29, holdfast 0.2.0, another processor (2 cores, 23.5 GB)." in page
 
 
 @pytest.mark.slow(1)

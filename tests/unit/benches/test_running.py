@@ -209,14 +209,8 @@ def test_every_measurement_is_complete() -> None:
 
 
 SHAPES = [
-    Shape(),
-    Shape(keys=1_000, rows=1_000),
-    Shape(keys=50_000_000),
-    Shape(shards=200),
-    Shape(rows=1_000, shards=200),
-    Shape(value_bytes=2_000, keys=2_000_000),
-    Shape(value_bytes=32, rows=1_000_000),
-    Shape(store_latency_ms=20.0),
+    *(Shape(), Shape(keys=1_000, rows=1_000), Shape(keys=50_000_000), Shape(shards=200), Shape(rows=1_000, shards=200)),
+    *(Shape(value_bytes=2_000, keys=2_000_000), Shape(value_bytes=32, rows=1_000_000), Shape(store_latency_ms=20.0)),
 ]
 
 
@@ -437,10 +431,8 @@ def test_a_directory_belongs_to_one_number_of_turns(tmp_path: Path) -> None:
 
 def test_only_the_same_rows_in_the_same_micro_batches_are_equal() -> None:
     batches = [Counter(["a", "b", "b"]), Counter(["c"])]
-    assert verdict_of_batches({"ours": batches, "spark": [Counter(["b", "a", "b"]), Counter(["c"])]}) == {
-        "rows": 4,
-        "equal": True,
-    }
+    again = [Counter(["b", "a", "b"]), Counter(["c"])]
+    assert verdict_of_batches({"ours": batches, "spark": again}) == {"rows": 4, "equal": True}
     found = verdict_of_batches({"ours": [Counter(), Counter(["a"])], "spark": [Counter(), Counter(["a", "a"])]})
     assert found == {"rows": 1, "equal": False, "differences": {"spark": {"batch": 1, "rows": 1, "first": "a"}}}
     assert verdict_of_batches({"ours": [Counter()], "spark": [Counter()]}) == {"rows": 0, "equal": False}

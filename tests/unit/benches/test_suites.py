@@ -136,13 +136,8 @@ def test_no_snapshot_falls_into_job_b() -> None:
 @pytest.mark.parametrize(
     ("kind", "wrong"),
     [
-        (JobA, {"rows": 0}),
-        (JobA, {"warmup": 8}),
-        (JobA, {"slots": 0}),
-        (JobA, {"memory_mb": 0}),
-        (JobB, {"skew": 0.5}),
-        (JobB, {"fill_rows": 8}),
-        (DropIn, {"touched": 50_000}),
+        *((JobA, wrong) for wrong in ({"rows": 0}, {"warmup": 8}, {"slots": 0}, {"memory_mb": 0})),
+        *((JobB, {"skew": 0.5}), (JobB, {"fill_rows": 8}), (DropIn, {"touched": 50_000})),
     ],
 )
 def test_impossible_jobs_are_refused(kind: type[Job], wrong: dict[str, Any]) -> None:
@@ -284,17 +279,10 @@ def test_a_snapshot_sends_what_changed(backend: str, tmp_path: Path) -> None:
 def test_a_restore_is_held_against_a_download(backend: str, tmp_path: Path) -> None:
     found = _SMALL.measure(backend, {}, Places(tmp_path, tmp_path))
     runs = {"store-rocksdb": [run_of(found, _SMALL)]}
-    stored = document(
-        "restore",
-        {"store-rocksdb": Entry("store-rocksdb", _SMALL)},
-        runs,
-        FACTS,
-        [Target("restore store-rocksdb", at_most=1.5)],
-    )
+    entries, target = {"store-rocksdb": Entry("store-rocksdb", _SMALL)}, Target("restore store-rocksdb", at_most=1.5)
+    (told,) = document("restore", entries, runs, FACTS, [target])["targets"]
     ratios = sorted(phases["restore"] / phases["plain download"] for phases in found.phases_ms[1:])
-    assert [(t["what"], t["measured"]) for t in stored["targets"]] == [
-        ("restore store-rocksdb", round(sum(ratios) / 2, 2))
-    ]
+    assert (told["what"], told["measured"]) == ("restore store-rocksdb", round(sum(ratios) / 2, 2))
 
 
 @pytest.mark.all
