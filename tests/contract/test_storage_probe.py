@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import fsspec
 import pytest
-from typing_extensions import Buffer
 
 from holdfast.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage import fsspec as storage_fsspec
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.probe import probe_storage
-from holdfast.snapshotter.storage.wrappers import WrappedStorage
 from holdfast.testing.faulty_storage import Action, Fault, FaultyStorage, Operation
+from tests.model.turns import OverwritingStorage
 from tests.servers.s3 import BUCKET, S3Server
 
 if TYPE_CHECKING:
@@ -49,17 +48,10 @@ def test_it_does_each_thing_once_and_leaves_nothing(memory: ObjectStorage) -> No
     assert not memory.list("")
 
 
-class _Heedless(WrappedStorage):
-    """Takes the condition of a put, and does not heed it."""
-
-    def put_if_absent(self, key: str, data: Buffer) -> None:
-        self.inner.put(key, data)
-
-
 def test_a_store_that_does_not_heed_the_condition_is_refused(memory: ObjectStorage) -> None:
     """Some gateways to S3 take If-None-Match and replace the object all the same: there, two drivers would decide."""
     with pytest.raises(InvalidArgumentError, match=r"failed the check.*no conditional put.*Google"):
-        probe_storage(_Heedless(memory), "totals/probes")
+        probe_storage(OverwritingStorage(memory), "totals/probes")
     assert not memory.list("")
 
 

@@ -65,8 +65,10 @@ def shard(storage: ObjectStorage) -> ShardHistory:
 DAY_S = 24 * 60 * 60
 
 
-def put_record(storage: ObjectStorage, operator: str = "totals", shards: int = 4, retained: int = 100) -> None:
-    record = OperatorRecord.of(operator, "query-1", "definition-1", "run-1", shards, {"counts": COUNTS}, retained)
+def put_record(
+    storage: ObjectStorage, operator: str = "totals", shards: int = 4, retained: int = 100, query: str = "query-1"
+) -> None:
+    record = OperatorRecord.of(operator, query, "definition-1", "run-1", shards, {"counts": COUNTS}, retained)
     storage.put(f"{operator}/operator", stored_file.encode("operator", asdict(record))[0])
 
 

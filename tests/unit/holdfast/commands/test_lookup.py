@@ -10,7 +10,6 @@ import logging
 import re
 import subprocess
 import sys
-from dataclasses import asdict
 from decimal import Decimal
 from pathlib import Path
 from types import MappingProxyType
@@ -21,19 +20,16 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from holdfast.backends import stored_file
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.cli import group, main
 from holdfast.commands import lookup, target
 from holdfast.commands.lookup import print_csv
 from holdfast.commands.target import json_value
 from holdfast.errors import InvalidArgumentError
-from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.lookup.keys import parse_key
 from holdfast.spark_integration.lookup.query_pointers import KeyVersion
 from holdfast.spark_integration.lookup.stored_query import TableChanges
-from holdfast.testing.state_rows import COUNTS
 from tests.unit.holdfast.commands.conftest import put_record, run
 
 
@@ -251,10 +247,7 @@ def test_a_damaged_note_says_how_to_do_without_it(tmp_path: Path) -> None:
 def test_of_many_queries_some_are_described(tmp_path: Path) -> None:
     with open_storage(str(tmp_path)) as storage:
         for number in range(30):
-            record = OperatorRecord.of(
-                f"op-{number}", f"query-{number}", "definition", "run", 1, {"counts": COUNTS}, 100
-            )
-            storage.put(f"op-{number}/operator", stored_file.encode("operator", asdict(record))[0])
+            put_record(storage, f"op-{number}", query=f"query-{number}")
     told = str(run("get", tmp_path, "totals", "user=x").exception)
     assert told.count("(operators op-") == 20
     assert "and 10 more" in told

@@ -14,21 +14,17 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from flask.testing import FlaskClient
 
-from holdfast.backends import stored_file
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError, UnavailableError
 from holdfast.snapshotter.ownership.noted_location import NotedLocation, note_location
-from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.client.connection import over_executors
 from holdfast.spark_integration.client.messages import RecentBatch
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
-from holdfast.testing.state_rows import COUNTS
 from holdfast.ui import inquiry
 from holdfast.ui.app import trusted_hosts
 from holdfast.ui.inquiry import Patience
@@ -128,10 +124,7 @@ def test_some_noted_locations_are_opened(tmp_path: Path, monkeypatch: pytest.Mon
     """Side by side, each takes some requests; a directory may note more than a page should wait for."""
     with open_storage(str(tmp_path / "state")) as storage:
         for number in range(20):
-            record = OperatorRecord.of(
-                f"op-{number}", f"query-{number}", "definition", "run", 1, {"counts": COUNTS}, 100
-            )
-            storage.put(f"op-{number}/operator", stored_file.encode("operator", asdict(record))[0])
+            put_record(storage, f"op-{number}", query=f"query-{number}")
             location(tmp_path / f"at-{number}", f"query-{number}")
             note = NotedLocation(f"query-{number}", f"query-{number}", str(tmp_path / f"at-{number}"), "host")
             note_location(storage, note)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,6 +55,19 @@ TABLE = TableSchema.of("state", pa.schema([("k", pa.int64())]), pa.schema([("n",
 RECORD = OperatorRecord.of("totals", "original", "def-1", "run-1", 2, {"state": TABLE}, 100)
 
 
+def new_at(folder: Path, location: str = "location", state_dir: str = "green") -> AbstractContextManager[NewQuery]:
+    """Begin a query in a location, whose state is in a directory beside it."""
+    return new_query(Settings.parse({"spark.holdfast.state.dir": str(folder / state_dir)}), {}, folder / location)
+
+
+def fill(new: NewQuery) -> None:
+    """Write the origin, an operator and its state, and the positions: all but what ends the query."""
+    new.fill(QueryOrigin(new.query_id, new.query_id, "original", 7, {"totals": new.query_id}))
+    declare_operator(new.storage, replace(RECORD, query_id=new.query_id))
+    new.storage.put("totals/shard-0000/commits/1-aa", b"state")
+    new.location.put("offsets/0", b"")
+
+
 @pytest.mark.parametrize("whole", ["s3://bucket", "s3a://bucket/", "hdfs://namenode:8020", "file:///", "/"])
 def test_a_whole_bucket_is_no_location(whole: str, tmp_path: Path) -> None:
     """A stub beside it would be in another bucket."""
@@ -76,8 +90,7 @@ def filled(storage: ObjectStorage) -> None:
 
 def repeat(folder: Path, query_id: str) -> set[str]:
     """Begin again in the location of a stopped clone; return what the state directory holds then."""
-    settings = Settings.parse({"spark.holdfast.state.dir": str(folder / "green")})
-    with new_query(settings, {}, folder / query_id), open_storage(str(folder / "green")) as storage:
+    with new_at(folder, query_id), open_storage(str(folder / "green")) as storage:
         return {info.key for info in storage.list("")}
 
 
@@ -104,22 +117,13 @@ def test_a_state_directory_is_no_place_for_a_query(tmp_path: Path) -> None:
     """Swapped, and one directory for both."""
     with open_storage(str(tmp_path / "green")) as storage:
         filled(storage)
-    settings = Settings.parse({"spark.holdfast.state.dir": str(tmp_path / "other")})
-    with (
-        pytest.raises(InvalidArgumentError, match="this is a state directory"),
-        new_query(settings, {}, tmp_path / "green"),
-    ):
-        pass
-    with (
-        pytest.raises(InvalidArgumentError, match="must not be its checkpointLocation"),
-        new_query(settings, {}, tmp_path / "other"),
-    ):
-        pass
+    for location, said in (("green", "this is a state directory"), ("other", "must not be its checkpointLocation")):
+        with pytest.raises(InvalidArgumentError, match=said), new_at(tmp_path, location, "other"):
+            pass
 
 
 def begun(folder: Path, error: BaseException, *faults: Fault) -> list[str]:
     """Make a query up to its last step, and fail; return what was deleted, in order."""
-    settings = Settings.parse({"spark.holdfast.state.dir": str(folder / "green")})
     deleted: list[str] = []
 
     class Watched(FaultyStorage):
@@ -132,11 +136,8 @@ def begun(folder: Path, error: BaseException, *faults: Fault) -> list[str]:
         return Watched(open_storage(url, options), faults)
 
     def make() -> None:
-        with new_query(settings, {}, folder / "location") as new:
-            new.fill(QueryOrigin(new.query_id, new.query_id, "original", 7, {"totals": new.query_id}))
-            declare_operator(new.storage, replace(RECORD, query_id=new.query_id))
-            new.storage.put("totals/shard-0000/commits/1-aa", b"state")
-            new.location.put("offsets/0", b"")
+        with new_at(folder) as new:
+            fill(new)
             new.location.put("metadata", b"")
             with open_storage(new.stub_url) as stub:
                 stub.put("offsets/0", b"")
@@ -178,21 +179,17 @@ def test_what_leaves_tasks_keeps_what_lets_the_next_attempt_clean_up(
     """Spark waits for no task then: what one writes later belongs to a record, and goes with it. No query starts."""
     deleted = begun(tmp_path, error)
     assert deleted == ["metadata"]
-    assert f"the tasks have ended, run the same command again with the checkpoint location {tmp_path / 'location'}" in (
-        caplog.text
-    )
+    told = "the tasks have ended, run the same command again with the checkpoint location"
+    assert f"{told} {tmp_path / 'location'}" in caplog.text
     with open_storage(str(tmp_path / "green")) as storage:
         storage.put("totals/shard-0001/commits/1-bb", b"state of a task that went on")
-    settings = Settings.parse({"spark.holdfast.state.dir": str(tmp_path / "green")})
-    with new_query(settings, {}, tmp_path / "location") as new:
+    with new_at(tmp_path) as new:
         assert left(tmp_path) == [f"location/holdfast-restoring-{new.query_id}"]
 
 
 def test_ctrl_c_after_all_is_done_keeps_the_query(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    settings = Settings.parse({"spark.holdfast.state.dir": str(tmp_path / "green")})
-
     def make() -> None:
-        with new_query(settings, {}, tmp_path / "location") as new:
+        with new_at(tmp_path) as new:
             new.finish()
             raise KeyboardInterrupt
 
@@ -215,8 +212,7 @@ def test_a_clean_up_that_fails_says_what_deletes_the_rest(
     begun(tmp_path, error, Fault("fail", "delete", key, times=None))
     assert f"run the same command again with the checkpoint location {tmp_path / 'location'}" in caplog.text
     there = left(tmp_path)
-    settings = Settings.parse({"spark.holdfast.state.dir": str(tmp_path / "green")})
-    again = new_query(settings, {}, tmp_path / "location")
+    again = new_at(tmp_path)
     if "location/metadata" in there:
         assert {"green/totals/operator", "green/totals/shard-0000/commits/1-aa", "location/offsets/0"} <= {*there}
         with pytest.raises(ConflictError, match="must be empty"):
@@ -233,14 +229,10 @@ def finished(folder: Path, *faults: Fault) -> None:
         storage = open_storage(url, options)
         return FaultyStorage(storage, faults) if url == str(folder / "location") else storage
 
-    settings = Settings.parse({"spark.holdfast.state.dir": str(folder / "green")})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "open_storage", opened)
-        with new_query(settings, {}, folder / "location") as new:
-            new.fill(QueryOrigin(new.query_id, new.query_id, "original", 7, {"totals": new.query_id}))
-            declare_operator(new.storage, replace(RECORD, query_id=new.query_id))
-            new.storage.put("totals/shard-0000/commits/1-aa", b"state")
-            new.location.put("offsets/0", b"")
+        with new_at(folder) as new:
+            fill(new)
             new.finish()
 
 
@@ -266,16 +258,15 @@ def test_of_two_that_fill_one_directory_the_record_decides(tmp_path: Path) -> No
     """Each has found it free: the second one is told, and clears what is its own."""
     with open_storage(str(tmp_path / "green")) as storage:
         filled(storage)
-    settings = Settings.parse({"spark.holdfast.state.dir": str(tmp_path / "green")})
 
-    def fill() -> None:
-        with new_query(settings, {}, tmp_path / "location") as new:
+    def fill_both() -> None:
+        with new_at(tmp_path) as new:
             new.fill(QueryOrigin(new.query_id, "other", "other", 7, {"pairs": "other", "totals": "other"}))
             for name in ("pairs", "totals"):
                 declare_operator(new.storage, replace(RECORD, operator=name, query_id="other"))
 
     with pytest.raises(ConflictError, match="holds the state of another query"):
-        fill()
+        fill_both()
     assert left(tmp_path) == ["green/totals/operator", "green/totals/shard-0000/commits/1-aa"]
 
 

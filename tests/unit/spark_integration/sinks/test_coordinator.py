@@ -377,7 +377,7 @@ def test_names_that_would_lead_elsewhere_are_refused(url: str, query: SinkQuery)
         coordinator(url, Target(has_mark=False), query)
 
 
-class _Kept(WrappedStorage):
+class KeepsAll(WrappedStorage):
     """A storage of which somebody has taken the right to delete away."""
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -388,7 +388,7 @@ def test_old_entries_that_cannot_be_deleted_stop_nothing(url: str, caplog: pytes
     """A micro-batch that is shown does not fail of what is cleaned up after it."""
     target = Target(has_mark=False)
     show(url, target, QUERY, 0)
-    run = Coordinator(ModelSink(target, Crash()), QUERY, _Kept(open_storage(url)), 2)
+    run = Coordinator(ModelSink(target, Crash()), QUERY, KeepsAll(open_storage(url)), 2)
     run.start(1, SCHEMA)
     for batch_id in range(1, 40):
         target.prepared[str(batch_id)] = batch_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import date, timedelta
 from pathlib import Path
@@ -13,7 +13,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from typing_extensions import Buffer
 
 from holdfast import clock
 from holdfast.errors import (
@@ -26,13 +25,14 @@ from holdfast.errors import (
 )
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.wrappers import WrappedStorage
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from holdfast.spark_integration.sinks.files.parquet import ParquetSink, read_parquet
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery, TwoPhaseSink
 from holdfast.testing.faulty_storage import Fault, FaultyStorage, Kind
 from holdfast.testing.sink_scenario import HANDLE_BYTES_MAX
 from tests.model.sink_target import Killed
+from tests.model.turns import OverwritingStorage
+from tests.unit.spark_integration.sinks.test_coordinator import KeepsAll
 
 SCHEMA = pa.schema([("key", pa.int64())])
 SINKS = ["parquet", "append", "upsert"]
@@ -128,21 +128,7 @@ def test_a_request_that_fails_loses_and_doubles_nothing(target: Target, kind: Ki
     assert target.files() - len(merged) == committed_files, "nothing is left of dead attempts"
 
 
-class _KeepsAll(WrappedStorage):
-    """Lets nobody delete."""
-
-    def delete(self, keys: Iterable[str]) -> None:
-        raise InvalidArgumentError("access denied", action="delete")
-
-
-class _Overwrites(WrappedStorage):
-    """Takes a condition and does not heed it."""
-
-    def put_if_absent(self, key: str, data: Buffer) -> None:
-        self.put(key, data)
-
-
-@pytest.mark.parametrize("store", [_KeepsAll, _Overwrites])
+@pytest.mark.parametrize("store", [KeepsAll, OverwritingStorage])
 def test_a_store_that_cannot_do_all_is_refused_before_anything_is_decided(
     target: Target, store: Callable[[ObjectStorage], ObjectStorage]
 ) -> None:
