@@ -184,7 +184,9 @@ class Query:
         )
         store = VersionedStore(backend, log)
         accepted = None if remembered is None else remembered[0]
-        written = {f"u{rng.randrange(self.keys)}": self.batch_id for _ in range(3)}
+        # All at first: a state that is still filling would look like growth.
+        drawn = range(self.keys) if accepted is None else rng.sample(range(self.keys), 3)
+        written = {f"u{key}": self.batch_id for key in drawn}
         with store.begin(accepted, self.batch_id + 1) as transaction:
             if accepted is not None:
                 store.prune(accepted)

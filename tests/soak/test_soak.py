@@ -3,10 +3,12 @@
 A few hundred micro-batches of a minute in ``make test-all``, a week of them in the long tier.
 HOLDFAST_SOAK_BATCHES=100000 divides the week into more, for most of an hour. Shards wander between executors, which are
 replaced; queries start and stop, with credentials that change; a scheduled job runs for a moment on an executor of its
-own. Late samples are compared with early ones.
+own. All that comes at its time, so that a window of samples holds as much of it as the next one; late windows are
+compared with early ones. A seed says at which minutes, and which rows are written.
 
-The time is a week to the shards that ended queries leave on disk: they stay for a seventh of it, in place of a day.
-Otherwise all would stay through a few hundred minutes, and what is bounded would look like growth.
+The time is a week to what stays on disk: shards that ended queries leave stay for a seventh of it, in place of a day,
+and in a short run a shard that has moved away goes after fewer rounds. Otherwise all would stay through a few hundred
+minutes, and what is bounded would look like growth.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ BATCH_MS = min(60_000, WEEK_MS // BATCHES)
 EXECUTORS = 3
 POLICY = SnapshotPolicy(max_commits=3, interval_seconds=4 * 60 * 60)
 
-# Chances of a micro-batch.
-MOVES, REPLACES, STARTS, RUNS_JOB, ROTATES = 0.02, 0.004, 0.05, 0.05, 0.02
+WINDOWS = 6
+#: Each comes once in so many micro-batches, of which the windows of the shortest run have 80.
+EVERY = {"move": 40, "replace": 80, "start": 20, "run job": 20, "rotate": 40}
 SHORT_QUERY_BATCHES, JOB_BATCHES = 6, 2
 #: How much more a late sample may show than an early one: chance, not growth.
 SLACK = 1.35
@@ -49,16 +52,18 @@ class Cluster:
     def __init__(self, root: Path, seed: int, backend: str) -> None:
         self.root, self.backend = root, backend
         self.rng = random.Random(seed)
+        self.due = {event: self.rng.randrange(every) for event, every in EVERY.items()}
         self.clock = Clock()
         self.place = Place(root / "durable", self.clock)
         self.threads = ThreadPoolExecutor(2)
         self.started = 0
         self.executors = [self._executor() for _ in range(EXECUTORS)]
+        self.places, self.at = itertools.cycle(range(EXECUTORS)), dict[tuple[str, int], int]()
         self.lasting = self._query("lasting", 6)
+        self.moving = itertools.cycle(range(self.lasting.shards))
         self.job = self._query("job", 2)
         self.job.policy = SnapshotPolicy(max_commits=4)
         self.short: list[Query] = []
-        self.at: dict[tuple[str, int], int] = {}
         self.tidied_ms = self.clock.ms
         self.queries = self.calls = 0
 
@@ -67,27 +72,30 @@ class Cluster:
         return Executor(self.root / f"executor-{self.started}-1", self.place, self.clock)
 
     def _query(self, name: str, shards: int) -> Query:
+        self.at |= {(name, shard): next(self.places) for shard in range(shards)}
         return Query(name, shards, self.place, POLICY, retained_versions=8, carried_bytes=400, backend=self.backend)
 
     def run_batch(self) -> None:
         """Run one micro-batch of the lasting query, and what else happens meanwhile."""
         self.clock.ms += BATCH_MS
-        rng = self.rng
-        if rng.random() < MOVES:
-            self.at[self.lasting.name, rng.randrange(self.lasting.shards)] = rng.randrange(EXECUTORS)
-        if rng.random() < ROTATES:
-            self.lasting.token = f"credential-{self.lasting.batch_id}"
-        if rng.random() < REPLACES:
+        batch = self.lasting.batch_id
+        due = {event for event, every in EVERY.items() if batch % every == self.due[event]}
+        if "move" in due:
+            moved = self.lasting.name, next(self.moving)
+            self.at[moved] = (self.at[moved] + 1) % EXECUTORS
+        if "rotate" in due:
+            self.lasting.token = f"credential-{batch}"
+        if "replace" in due:
             self._replace(EXECUTORS - 1)  # the others stay: what they do not let go of is there for ever
-        if rng.random() < STARTS:
+        if "start" in due:
             self.queries += 1
             self.short.append(self._query(f"short-{self.queries}", 2))
-        self._batch_of(self.lasting, [rng.randrange(self.lasting.shards)])
+        self._batch_of(self.lasting, [batch % self.lasting.shards])
         for query in list(self.short):
             self._batch_of(query, range(query.shards))
             if query.batch_id == SHORT_QUERY_BATCHES:
                 self._end(query)
-        if rng.random() < RUNS_JOB:
+        if "run job" in due:
             self._run_job()
         self._drain()
         if self.clock.ms - self.tidied_ms >= TIDY_EVERY_MS:
@@ -97,8 +105,7 @@ class Cluster:
 
     def _batch_of(self, query: Query, shards: Iterable[int]) -> None:
         for shard in shards:
-            executor = self.at.setdefault((query.name, shard), self.rng.randrange(EXECUTORS))
-            query.call(shard, self.executors[executor], self.rng, self.threads)
+            query.call(shard, self.executors[self.at[query.name, shard]], self.rng, self.threads)
             self.calls += 1
         query.batch_id += 1
 
@@ -147,6 +154,7 @@ class Cluster:
 def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setattr(RocksDBBackend, "share_bytes", lambda _: SHARE_BYTES)
     monkeypatch.setattr(housekeeping, "KEPT_MS", BATCHES * BATCH_MS // 7)
+    monkeypatch.setattr(housekeeping, "IDLE_ROUNDS", min(housekeeping.IDLE_ROUNDS, BATCHES // 120))
     with ram_directory() as root:
         made = Cluster(root, seed=7, backend=request.param)
         try:
@@ -160,12 +168,12 @@ def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.timeout(600 + BATCHES // 2)
 def test_nothing_grows_in_a_week(cluster: Cluster) -> None:
     """Local bytes and files, RAM, descriptors, the servers' memory, stored objects, requests for each micro-batch."""
-    windows, every = 6, max(1, BATCHES // 60)
-    samples: list[list[Sample]] = [[] for _ in range(windows)]
+    every = max(1, BATCHES // 60)
+    samples: list[list[Sample]] = [[] for _ in range(WINDOWS)]
     for batch in range(BATCHES):
         cluster.run_batch()
         if batch % every == every - 1:
-            samples[batch * windows // BATCHES].append(cluster.sample())
+            samples[batch * WINDOWS // BATCHES].append(cluster.sample())
     # The first window fills what is bounded.
     ends = [window[-1] for window in samples]
     asked = [(b.requests - a.requests) / (b.calls - a.calls) for a, b in itertools.pairwise(ends)]
