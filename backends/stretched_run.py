@@ -33,6 +33,8 @@ _WORD_BYTES = 8
 #: A sample of this many rows tells whether all are in memory.
 _SAMPLE = 16
 _HASH_BYTES = 8
+#: Where each so many rows have a wanted key, and are in memory, a search of whole stretches costs less.
+_DENSE_ROWS = 256
 
 
 class Places(NamedTuple):
@@ -299,7 +301,7 @@ class StretchedRun:
         return rows, is_hash
 
     def _rows_near(self, keys: Keys, file: MappedFile) -> tuple[IntArray, BoolArray] | None:
-        """Search as `_search`, but only where evenly spread hashes should be; None if in memory, or not there."""
+        """Search as `_search`, but only where evenly spread hashes should be; None if one is not, or many are asked."""
         stretches = np.minimum(np.searchsorted(self._last_hashes, keys.hashes), len(self._parts) - 1)
         counts, firsts = np.diff(self._starts)[stretches], self._first_hashes[stretches]
         spread = (self._last_hashes[stretches] - firsts).astype(np.float64)
@@ -311,10 +313,11 @@ class StretchedRun:
         )
         at = self._hashes_at[stretches]
         begins, ends = (at + row * _HASH_BYTES for row in (low, high))
-        if file.are_cached(begins):
+        if not file.are_cached(begins):
+            file.expect_look_ups()
+            file.ask_for(begins, ends + _HASH_BYTES)
+        elif len(keys) * _DENSE_ROWS > len(self):
             return None
-        file.expect_look_ups()
-        file.ask_for(begins, ends + _HASH_BYTES)
         hashes = np.frombuffer(self._memory, np.uint64, self._memory.size // _HASH_BYTES)
         at //= _HASH_BYTES
         if ((hashes[at + high] < wanted) | ((hashes[at + low] >= wanted) & (low > 0))).any():

@@ -384,6 +384,9 @@ def test_a_look_up_on_disk_reads_the_pages_that_it_needs(tmp_path: Path, monkeyp
     wanted = np.array([7, 70_000, 149_000])
     found = look_up([run], keys.take(wanted), schema)
     assert [int(text) for text in found.values.column(0).to_pylist()] == wanted.tolist()
+    look_up([run], keys.take(wanted), schema)  # now what it needs is in memory
+    hashes = run.parts[0].hashes
+    assert not mapped.are_cached(np.array([hashes[len(hashes) // 2 :].ctypes.data - mapped.data.address]))
     assert sum(mapped.are_cached(everywhere[i : i + 1]) for i in range(200)) < 60
     assert sum(len(part.values.column(0).cast(pa.large_binary())) for part in run.parts) == n
 
