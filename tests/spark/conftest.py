@@ -36,6 +36,13 @@ def count_and_sum(batch: holdfast.ShardBatch) -> pa.Table:
     return batch.keys.append_column("n", n).append_column("total", total)
 
 
+def count(batch: holdfast.ShardBatch) -> pa.Table:
+    """Keep the number of rows of each key."""
+    n = pc.add(pc.coalesce(batch.state.get()["n"], 0), batch.groups.count())
+    batch.state.put(n=n)
+    return batch.keys.append_column("n", n)
+
+
 @dataclass
 class Lab:
     """One test's folder, with input, Spark's checkpoint location and durable state."""

@@ -11,12 +11,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import holdfast
 from tests.spark.application import start_spark
-from tests.spark.conftest import count_and_sum
+from tests.spark.conftest import Lab
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 
 def main(folder: Path, backend: str, *more: str) -> None:
@@ -28,22 +27,8 @@ def main(folder: Path, backend: str, *more: str) -> None:
 
 def outputs(spark: SparkSession, folder: Path, query: str) -> list[list[Any]]:
     """Run a query on what it has not read yet, and return its output by micro-batch."""
-    batches: list[list[Any]] = []
-
-    def collect(rows: DataFrame, _: int) -> None:
-        batches.append(sorted(([row["key"], row["n"], row["total"]] for row in rows.collect()), key=repr))
-
-    source = spark.readStream.schema("key string, v long").option("maxFilesPerTrigger", 1)
-    totals = (
-        holdfast.stream(source.parquet(str(folder / "input")))
-        .groupBy("key")
-        .applyInArrowWithState(
-            count_and_sum, "key string, n long, total long", "n long, total long", "update", name="totals"
-        )
-    )
-    writer = totals.writeStream.foreachBatch(collect).outputMode("update").trigger(availableNow=True)
-    writer.option("checkpointLocation", str(folder / query)).start().awaitTermination()
-    return batches
+    lab = Lab(spark, folder, folder / "local")
+    return [sorted((list(row.values()) for row in batch), key=repr) for batch in lab.run(lab.totals(), query)]
 
 
 if __name__ == "__main__":

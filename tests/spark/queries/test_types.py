@@ -10,7 +10,6 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -24,7 +23,7 @@ from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.spark_versions import minor_version, version_of
 from holdfast.spark_integration.transport.output import MANY_SHARDS
 from tests.awkward_rows import INPUT, SCHEMA, exact
-from tests.spark.conftest import Lab
+from tests.spark.conftest import Lab, count
 from tests.spark.parity.engines import configured
 from tests.spark.processors.engines import NEEDED
 from tests.tiers import cases
@@ -55,12 +54,6 @@ NESTED = {
     "struct<a:double,b:string>": f"struct(-0.0D as a, {_X}), struct(0.0D as a, {_X}), struct(double(null) as a, {_X})",
     "array<array<int>>": "array(array(1), array(2)), array(array(1, 2)), array(array(), array(1, 2))",
 }
-
-
-def count(batch: holdfast.ShardBatch) -> pa.Table:
-    n = pc.add(pc.coalesce(batch.state.get()["n"], 0), batch.groups.count())
-    batch.state.put(n=n)
-    return batch.keys.append_column("n", n)
 
 
 def counts_by(rows: DataFrame, schema: str, *keys: Any) -> DataFrame:

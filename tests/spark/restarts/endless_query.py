@@ -17,7 +17,7 @@ from pyspark.errors import StreamingQueryException
 
 import holdfast
 from tests.spark.application import start_spark
-from tests.spark.conftest import count_and_sum
+from tests.spark.conftest import Lab, count_and_sum
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,12 +37,7 @@ def start(spark: SparkSession, folder: Path) -> StreamingQuery:
 
     spark.conf.set("spark.holdfast.state.dir", str(folder / "durable"))
     function = hang if folder.name == "hangs" else count_and_sum
-    source = spark.readStream.schema("key string, v long").option("maxFilesPerTrigger", 1)
-    totals = (
-        holdfast.stream(source.parquet(str(folder / "input")))
-        .groupBy("key")
-        .applyInArrowWithState(function, "key string, n long, total long", "n long, total long", "update", "totals")
-    )
+    totals = Lab(spark, folder, folder / "local").totals(func=function)
     writer = totals.writeStream.foreachBatch(ready).outputMode("update").queryName(folder.name)
     writer = writer.trigger(processingTime="200 milliseconds").option("checkpointLocation", str(folder / "first"))
     return writer.start()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import holdfast
 from holdfast import restart
 from tests.spark.application import start_spark
-from tests.spark.conftest import count_and_sum
+from tests.spark.conftest import Lab, count_and_sum
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,12 +44,7 @@ def main(folder: Path) -> None:
         (folder / "shown" / str(batch_id)).write_text(repr(found))
 
     def start() -> StreamingQuery:
-        source = spark.readStream.schema("key string, v long").option("maxFilesPerTrigger", 1)
-        table = (
-            holdfast.stream(source.parquet(str(folder / "input")))
-            .groupBy("key")
-            .applyInArrowWithState(totals, "key string, n long, total long", "n long, total long", "update")
-        )
+        table = Lab(spark, folder, folder / "local").totals(func=totals)
         writer = table.writeStream.foreachBatch(show).outputMode("update")
         return writer.option("checkpointLocation", str(folder / "query")).start()
 

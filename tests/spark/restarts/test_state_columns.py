@@ -24,7 +24,7 @@ from holdfast.backends.schema import TableSchema
 from holdfast.snapshotter.ownership.operator_record import read_operator
 from holdfast.snapshotter.ownership.stored_tables import declare_tables, stored_tables
 from holdfast.snapshotter.storage.opening import open_storage
-from tests.spark.conftest import Lab
+from tests.spark.conftest import Lab, count
 from tests.spark.parity.engines import configured
 from tests.spark.processors.engines import NEEDED
 from tests.tiers import cases
@@ -263,11 +263,6 @@ def test_a_processors_columns_are_renamed_by_variable(lab: Lab, backend: str) ->
 def test_what_may_be_null_inside_of_keys_may_change(lab: Lab, backend: str) -> None:
     """Any change of a query may change it, such as another source; the keys are the same."""
     lab.configure({"backend": backend})
-
-    def count(batch: holdfast.ShardBatch) -> pa.Table:
-        n = pc.add(pc.coalesce(batch.state.get()["n"], 0), batch.groups.count())
-        batch.state.put(n=n)
-        return batch.keys.append_column("n", n)
 
     def start(part: Column) -> dict[Any, int]:
         lab.feed([("a", 1), (None, 1)])

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import Row
 from pyspark.sql import functions as F  # noqa: N812
@@ -24,7 +23,7 @@ from holdfast.examples.flights import data
 from holdfast.examples.flights.sessions import chains
 from holdfast.examples.stateful import sessions
 from holdfast.spark_integration.savepoints.tasks import OwnProcess
-from tests.spark.conftest import Lab
+from tests.spark.conftest import Lab, count
 from tests.spark.processors.engines import NEEDED
 
 if TYPE_CHECKING:
@@ -76,11 +75,6 @@ class Case:
 
 
 def counts(frame: DataFrame, keys: list[str], name: str) -> DataFrame:
-    def count(batch: holdfast.ShardBatch) -> pa.Table:
-        n = pc.add(pc.coalesce(batch.state.get()["n"], 0), batch.groups.count())
-        batch.state.put(n=n)
-        return batch.keys.append_column("n", n)
-
     columns = ", ".join(f"{key} string" for key in keys)
     grouped = holdfast.stream(frame).groupBy(*keys)
     return grouped.applyInArrowWithState(count, f"{columns}, n long", "n long", "update", name=name)
@@ -167,17 +161,9 @@ class Passing(StatefulProcessor):
 def sessions_behind(frame: DataFrame) -> DataFrame:
     """Return sessions of what another processor hands on, by the watermark that it hands on, too."""
     clicks = frame.withWatermark("at", "10 minutes").withColumn("at_ms", F.unix_millis("at"))
-    passed = (
-        holdfast.stream(clicks)
-        .groupBy("user")
-        .transformWithState(
-            Passing(),
-            "user string, at timestamp, at_ms long",
-            "append",
-            "EventTime",
-            eventTimeColumnName="at",
-            name="passed",
-        )
+    given, output = holdfast.stream(clicks).groupBy("user"), "user string, at timestamp, at_ms long"
+    passed = given.transformWithState(
+        *(Passing(), output, "append", "EventTime"), eventTimeColumnName="at", name="passed"
     )
     users = holdfast.stream(passed).groupBy("user")
     return users.transformWithState(sessions.Sessions(), sessions.SESSIONS, "append", "EventTime", name="sessions")
@@ -196,22 +182,14 @@ CASES = [
     Case("vectorised, event-time timers", sessions.CLICKS, sessions.vectorised_sessions, "sessions"),
     Case("processor, event-time timers", sessions.CLICKS, sessions.sessions, "sessions", table="open", settings=NEEDED),
     Case(
-        "processor, an appended list",
-        data.TIMED_FLIGHT_COLUMNS,
-        appended,
-        "appended",
-        "update",
+        *("processor, an appended list", data.TIMED_FLIGHT_COLUMNS, appended, "appended", "update"),
         table="seen",
         has_timers=False,
         settings=NEEDED,
     ),
     Case("processors in a chain", sessions.CLICKS, sessions_behind, "sessions", table="open", settings=NEEDED),
     Case(
-        "two operators",
-        data.TIMED_FLIGHT_COLUMNS,
-        two_operators,
-        "changes",
-        "update",
+        *("two operators", data.TIMED_FLIGHT_COLUMNS, two_operators, "changes", "update"),
         has_timers=False,
         settings=UNCHECKED,
     ),
