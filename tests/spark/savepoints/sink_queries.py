@@ -70,6 +70,13 @@ def rows_of(table: pa.Table) -> list[Row]:
     return sorted(tuple(row.values()) for row in table.select(SCHEMA.names).to_pylist())
 
 
+SINKS: dict[str, tuple[Callable[[str], TwoPhaseSink], Callable[[str], list[Row]]]] = {
+    "parquet": (lambda url: sinks.parquet("out", url), parquet_rows),
+    "delta": (lambda url: sinks.delta("out", url, create=True), delta_rows),
+    "csv": (csv_folder.CsvFolder, csv_rows),
+}
+
+
 @dataclass(frozen=True)
 class Unanswered(KilledAt):
     """A sink whose target does not answer after the decision of a micro-batch."""

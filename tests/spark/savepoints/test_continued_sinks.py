@@ -14,19 +14,17 @@ from pyspark.errors import StreamingQueryException
 import holdfast
 from holdfast import savepoints, sinks
 from holdfast.errors import ConflictError, InvalidArgumentError
-from holdfast.examples.sinks.csv_folder import CsvFolder
 from holdfast.sinks import TwoPhaseSink
 from tests.spark.conftest import Lab, count_and_sum
 from tests.spark.parity.engines import configured
 from tests.spark.savepoints import queries
 from tests.spark.savepoints.sink_queries import (
     FED,
+    SINKS,
     Query,
     Row,
     Unanswered,
     counted_at_random,
-    csv_rows,
-    delta_rows,
     parquet_rows,
     run_data_source,
     totals,
@@ -38,11 +36,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow(40)]
 
 CASES_OF_STATE = [case for case in queries.CASES if case.has_timers]
 Function = Callable[[holdfast.ShardBatch], pa.Table]
-SINKS: dict[str, tuple[Callable[[str], TwoPhaseSink], Callable[[str], list[Row]]]] = {
-    "parquet": (lambda url: sinks.parquet("out", url), parquet_rows),
-    "delta": (lambda url: sinks.delta("out", url, create=True), delta_rows),
-    "csv": (CsvFolder, csv_rows),
-}
 
 
 def save(lab: Lab, query: str = "query") -> savepoints.Savepoint:

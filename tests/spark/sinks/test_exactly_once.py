@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,13 +24,12 @@ from pyspark.sql.streaming import StreamingQuery
 from holdfast import savepoints, sinks
 from holdfast.errors import ConflictError, InvalidArgumentError
 from holdfast.examples.sinks.csv_folder import CsvFolder, read
-from holdfast.sinks import TwoPhaseSink
 from holdfast.spark_integration.sinks.two_phase_sink import SinkAttempt, SinkTransaction
 from tests import sink_logs
 from tests.spark.application import run_program
 from tests.spark.conftest import Lab, count_and_sum
 from tests.spark.savepoints.sink_queries import FED as OLDER_FED
-from tests.spark.savepoints.sink_queries import Query, csv_rows, delta_rows, parquet_rows, run_data_source, totals
+from tests.spark.savepoints.sink_queries import SCHEMA, SINKS, Query, parquet_rows, run_data_source, totals
 from tests.spark.savepoints.sources import Reader
 from tests.spark.sinks import lost_shuffle
 from tests.spark.sinks.conftest import forget_the_last_end
@@ -39,12 +38,7 @@ from tests.tiers import cases
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow(20)]
 
-SCHEMA = pa.schema({"key": pa.string(), "n": pa.int64(), "total": pa.int64()})
-FED: Sequence[list[tuple[str | None, int]]] = [
-    [("a", 1), ("b", 2), ("c", 3), ("d", 4)],
-    [("a", 10), ("e", 5)],
-    [("a", 100), ("b", 20), ("e", 50)],
-]
+FED = OLDER_FED[:3]
 
 
 @dataclass
@@ -358,11 +352,6 @@ def test_spare_handles_are_of_no_decision_that_a_start_commits_again(shown: Show
 
 
 PLANNED_ANEW = "planned this micro-batch anew, and the sink shows it as it was planned before"
-SINKS: dict[str, tuple[Callable[[str], TwoPhaseSink], Callable[[str], object]]] = {
-    "parquet": (lambda url: sinks.parquet("out", url), parquet_rows),
-    "delta": (lambda url: sinks.delta("out", url, create=True), delta_rows),
-    "csv": (CsvFolder, csv_rows),
-}
 
 
 def copy(lab: Lab, name: str) -> str:
