@@ -3,8 +3,7 @@
 ::
 
     events.py     people, auctions and bids, made of their numbers inside Spark
-    query.py      what a query is: its rows, three ways to write it, and SQL that says what it finds
+    query.py      what a query is: ways to write it, and SQL that says what it finds
     auctions.py, windows.py      the queries
-    job.py        all of them by number; `Nexmark`: a query and the size of a run; its engines: each way on each
-                  backend, and on Spark's own operators
+    job.py        all of them by number; `Nexmark`: a query and the size of a run; its engines: each way
 """

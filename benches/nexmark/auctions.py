@@ -1,9 +1,10 @@
-"""Queries 4, 18 and 19: the average price by category; each bidder's last bid for an auction; an auction's ten highest.
+"""Queries 4, 9, 18, 19 and 20: auctions with their bids, and bids that are kept for ever.
 
-The price of an auction is its highest bid between opening and expiry; it counts once the watermark has passed the
-expiry. A bid may come before its auction, and waits for it until the watermark says that no such auction comes any
-more. The operator gives out each closed auction; the average over five categories is an aggregation of Spark's, in all
-ways to write the query.
+The winning bid of query 9 is an auction's highest between opening and expiry, of equal ones the earliest; query 4 takes
+the average of these by category. An auction counts once the watermark has passed the second in which it expires. A bid
+may come before its auction, and waits for it until the watermark says that no such auction comes any more. In query 20
+each bid comes beside its auction; that a bid happens near its opening bounds the state, which in the published query
+goes on growing.
 
 Queries 18 and 19 keep whole bids, for ever. Every event has a time of its own, so that there is one last bid; of equal
 bids the earlier one is the higher one.
@@ -14,32 +15,82 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import holdfast
-from holdfast.benches.nexmark.events import BID, PERSON, of_kind, timed
-from holdfast.benches.nexmark.query import Query
-from holdfast.examples.stateful.entries import store_entries, stored_entries
+from holdfast.benches.nexmark.events import AUCTION, BID, House, of_kind
+from holdfast.benches.nexmark.query import ByKey, Query
 
+_BID = ("auction", "bidder", "price", "channel", "url")
 _OPENED = "category long, opens_us long, expires_us long"
-_NEVER = np.iinfo(np.int64).max
 
 
-def _auctions_and_bids(events: DataFrame) -> DataFrame:
-    wanted = timed(events.where(F.col("kind") != PERSON))
-    return wanted.select(
-        "auction",
-        "category",
-        "price",
-        "at",
-        F.unix_micros("at").alias("at_us"),
-        F.unix_micros("expires").alias("expires_us"),
-    )
+def _winning_in_one_line(house: House) -> DataFrame:
+    auctions, bids = holdfast.stream(_auctions(house, time="expires")), holdfast.stream(_timed_bids(house))
+    pairs = auctions.join(bids, on="auction", within=f"{house.mix.longest_ms} milliseconds")
+    by_auction = holdfast.stream(_in_time(pairs)).groupBy("auction", "category")
+    return _of_winning(by_auction.window("expires", "1 second").agg(best=holdfast.max(_height())))
+
+
+def _winning_on_spark(house: House) -> DataFrame:
+    auctions = _auctions(house, time="expires").withColumnRenamed("auction", "id")
+    longest = f"INTERVAL {house.mix.longest_ms} MILLISECONDS"
+    near = F.expr(f"auction = id AND expires >= at AND expires <= at + {longest}")
+    pairs = _in_time(auctions.join(_timed_bids(house), near))
+    by_auction = pairs.groupBy("auction", "category", F.window("expires", "1 second"))
+    return _of_winning(by_auction.agg(F.max(_height()).alias("best")))
+
+
+def _auctions(house: House, time: str = "at") -> DataFrame:
+    opens = F.col("at").alias("opens")
+    return house.of(AUCTION, time=time).select("auction", "seller", "category", opens, "expires")
+
+
+def _timed_bids(house: House) -> DataFrame:
+    return house.of(BID).select("auction", "bidder", "price", "at", F.unix_micros("at").alias("at_us"))
+
+
+def _in_time(pairs: DataFrame) -> DataFrame:
+    return pairs.where("at BETWEEN opens AND expires").drop("at")
+
+
+def _height() -> Column:
+    return F.struct("price", (-F.col("at_us")).alias("earlier"), "bidder")
+
+
+def _of_winning(best: DataFrame) -> DataFrame:
+    at_us = (-F.col("best.earlier")).alias("at_us")
+    return best.select("auction", "category", "best.price", at_us, "best.bidder")
+
+
+WINNING_BIDS = Query(
+    number="9",
+    title="winning bid of an auction",
+    in_one_line=_winning_in_one_line,
+    on_spark=_winning_on_spark,
+    result_of=("auction",),
+    sql="""
+        SELECT auction, category, price, at_us, bidder
+        FROM (
+            SELECT a.auction, a.category, b.price, unix_micros(b.at) AS at_us, b.bidder,
+                row_number() OVER (PARTITION BY a.auction ORDER BY b.price DESC, b.at) AS place
+            FROM auction a JOIN bid b ON a.auction = b.auction AND b.at BETWEEN a.at AND a.expires
+        )
+        WHERE place = 1
+    """,
+)
+
+
+def _average_in_one_line(house: House) -> DataFrame:
+    by_category = holdfast.stream(_winning_in_one_line(house)).groupBy("category")
+    return by_category.agg(average=holdfast.mean("price"))
+
+
+def _auctions_and_bids(house: House) -> DataFrame:
+    at_us, expires_us = F.unix_micros("at").alias("at_us"), F.unix_micros("expires").alias("expires_us")
+    return house.of(AUCTION, BID).select("auction", "category", "price", "at", at_us, expires_us)
 
 
 class Closing(StatefulProcessor):
@@ -95,53 +146,17 @@ def _after_ms(at_us: int) -> int:
     return at_us // 1000 + 1
 
 
-def closing(batch: holdfast.ShardBatch) -> pa.Table:
-    """Do the same for all auctions of a shard."""
-    watermark_us, state, rows, groups = (batch.watermark_ms or 0) * 1000, batch.state.get(), batch.rows, batch.groups
-    opens_us = pc.if_else(pc.is_valid(rows["category"]), rows["at_us"], pa.scalar(None, pa.int64()))
-    new = {"category": groups.max("category"), "opens_us": groups.max(opens_us), "expires_us": groups.max("expires_us")}
-    opened = {name: pc.coalesce(state[name], value) for name, value in new.items()}
-    is_open = opened["category"].is_valid().to_numpy()
-    opens, expires = (opened[name].fill_null(_NEVER).to_numpy() for name in ("opens_us", "expires_us"))
-
-    bids = pa.table({"at_us": rows["at_us"], "price": rows["price"], "key": groups.index})
-    bids = pa.concat_tables([stored_entries(batch, "early"), bids.filter(pc.is_valid(bids["price"]))])
-    key, at_us, price = (bids[name].to_numpy() for name in ("key", "at_us", "price"))
-    counts = (opens[key] <= at_us) & (at_us <= expires[key])
-    highest = np.array(state["price"].fill_null(0))
-    np.maximum.at(highest, key[counts], price[counts])
-
-    waits = np.flatnonzero(~is_open[key] & (at_us > watermark_us))
-    waits = waits[np.argsort(key[waits], kind="stable")]
-    bounds = np.searchsorted(key[waits], np.arange(len(is_open) + 1))
-    early = bids.select(["at_us", "price"]).take(waits).to_struct_array().combine_chunks()
-    is_over = is_open & (expires < watermark_us)
-    stays = (is_open & ~is_over) | (bounds[1:] > bounds[:-1])
-    columns = {**opened, "price": pa.array(highest, mask=highest == 0)}
-    lists = pa.ListArray.from_arrays(pa.array(bounds, pa.int32()), early)
-    batch.state.put(pa.table({**columns, "early": lists}), where=stays)
-    batch.state.delete(where=~stays)
-
-    due_us = np.where(is_open, expires, 0)
-    np.maximum.at(due_us, key[waits], at_us[waits])
-    batch.timers.set(pa.array(due_us // 1000, mask=~stays))
-    return pa.table(columns).select(["category", "price"]).filter(is_over & (highest > 0))
-
-
 def _averages(closed: DataFrame) -> DataFrame:
     return closed.groupBy("category").agg(F.avg("price").alias("average"))
 
 
+_CLOSING = ByKey(_auctions_and_bids, ("auction",), Closing, "category long, price long", "EventTime", _averages)
 AVERAGE_PRICE = Query(
     number="4",
     title="average price by category",
-    keys=("auction",),
-    rows=_auctions_and_bids,
-    output="category long, price long",
-    state=f"{_OPENED}, price long, early array<struct<at_us: long, price: long>>",
-    vectorised=closing,
-    processor=Closing,
-    then=_averages,
+    in_one_line=_average_in_one_line,
+    on_spark=_CLOSING.on_spark,
+    by_key=_CLOSING.on_holdfast,
     mode="update",
     result_of=("category",),
     sql="""
@@ -156,60 +171,57 @@ AVERAGE_PRICE = Query(
 )
 
 
-_LAST = "at_us long, price long, channel string, url string"
-_TOP = "place long, price long, at_us long, bidder long, channel string, url string"
-_BID = "price: long, at_us: long, bidder: long, channel: string, url: string"
-PLACES = 10
+def _of_category_in_one_line(house: House) -> DataFrame:
+    auctions = holdfast.stream(_auctions(house).where("category = 10"))
+    bids, within = holdfast.stream(house.of(BID).select(*_BID, "at")), f"{house.mix.reach_ms} milliseconds"
+    return _of_pairs(bids.join(auctions, on="auction", within=within))
 
 
-def _bids(events: DataFrame) -> DataFrame:
-    at_us = F.unix_micros("at").alias("at_us")
-    return of_kind(events, BID).select("bidder", "auction", at_us, "price", "channel", "url")
+def _of_category_on_spark(house: House) -> DataFrame:
+    auctions = _auctions(house).where("category = 10").withColumnRenamed("auction", "id")
+    reach = f"INTERVAL {house.mix.reach_ms} MILLISECONDS"
+    near = F.expr(f"auction = id AND at >= opens - {reach} AND at <= opens + {reach}")
+    return _of_pairs(house.of(BID).select(*_BID, "at").join(auctions, near))
 
 
-class Last(StatefulProcessor):
-    """Keeps the last bid."""
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        self.last = handle.getValueState("last", _LAST)
-
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
-        row, before = max(rows, key=lambda row: row.at_us), self.last.get()
-        if before is None or row.at_us > before[0]:
-            self.last.update((row.at_us, row.price, row.channel, row.url))
-            yield Row(bidder=key[0], auction=key[1], at_us=row.at_us, price=row.price, channel=row.channel, url=row.url)
+def _of_pairs(pairs: DataFrame) -> DataFrame:
+    return pairs.select(*_BID, F.unix_micros("at").alias("at_us"), "seller", "category")
 
 
-def last_of_shard(batch: holdfast.ShardBatch) -> pa.Table:
-    """Do the same for all bidders and auctions of a shard."""
-    old = batch.state.get()
-    newest = batch.groups.last(pa.array(np.arange(batch.rows.num_rows)), order_by="at_us")
-    last = batch.rows.select(old.column_names).take(newest)
-    is_later = pc.fill_null(pc.greater(last["at_us"], old["at_us"]), True)
-    batch.state.put(last, where=is_later)
-    return pa.table([*batch.keys.columns, *last.columns], [*batch.keys.column_names, *last.column_names]).filter(
-        is_later
-    )
+BIDS_OF_CATEGORY = Query(
+    number="20",
+    title="bids beside their auctions, of one category",
+    in_one_line=_of_category_in_one_line,
+    on_spark=_of_category_on_spark,
+    result_of=("at_us",),
+    at_once=True,
+    sql="""
+        SELECT b.auction, b.bidder, b.price, b.channel, b.url, unix_micros(b.at) AS at_us, a.seller, a.category
+        FROM bid b JOIN auction a ON b.auction = a.auction
+        WHERE a.category = 10
+    """,
+)
 
 
-def _last_on_spark(events: DataFrame) -> DataFrame:
+def _bids(house: House) -> DataFrame:
+    return of_kind(house.events, BID).select(*_BID, F.unix_micros("at").alias("at_us"))
+
+
+def _last_in_one_line(house: House) -> DataFrame:
+    return holdfast.stream(_bids(house)).groupBy("bidder", "auction").latest(by="at_us")
+
+
+def _last_on_spark(house: House) -> DataFrame:
     last = F.max(F.struct("at_us", "price", "channel", "url")).alias("last")
-    return _bids(events).groupBy("bidder", "auction").agg(last).select("bidder", "auction", "last.*")
+    return _bids(house).groupBy("bidder", "auction").agg(last).select("bidder", "auction", "last.*")
 
 
 LAST_BID = Query(
     number="18",
     title="last bid by bidder and auction",
-    keys=("bidder", "auction"),
-    rows=_bids,
-    output=f"bidder long, auction long, {_LAST}",
-    state=_LAST,
-    vectorised=last_of_shard,
-    processor=Last,
+    in_one_line=_last_in_one_line,
     on_spark=_last_on_spark,
-    spark_mode="update",
     mode="update",
-    time_mode="None",
     result_of=("bidder", "auction"),
     at_once=True,
     sql="""
@@ -220,16 +232,25 @@ LAST_BID = Query(
 )
 
 
+_TOP = "price long, at_us long, bidder long, channel string, url string"
+_PLACES = 10
+
+
+def _top_in_one_line(house: House) -> DataFrame:
+    by_auction = holdfast.stream(_bids(house)).groupBy("auction")
+    return by_auction.top(_PLACES, by=["price", "at_us"], ascending=[False, True])
+
+
 class Top(StatefulProcessor):
     """Keeps the highest bids of an auction in a list, highest first; gives them out when they change."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        self.top = handle.getListState("top", "price long, at_us long, bidder long, channel string, url string")
+        self.top = handle.getListState("top", _TOP)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
         before = [tuple(bid) for bid in self.top.get()]
         bids = [*before, *((row.price, row.at_us, row.bidder, row.channel, row.url) for row in rows)]
-        top = sorted(bids, key=lambda bid: (-bid[0], bid[1]))[:PLACES]
+        top = sorted(bids, key=lambda bid: (-bid[0], bid[1]))[:_PLACES]
         if top != before:
             self.top.put(top)
             for place, (price, at_us, bidder, channel, url) in enumerate(top, 1):
@@ -238,43 +259,19 @@ class Top(StatefulProcessor):
                 )
 
 
-def top_of_shard(batch: holdfast.ShardBatch) -> pa.Table:
-    """Rank stored and new bids of all auctions together; where a new one is in the top, the top has changed."""
-    old = stored_entries(batch, "top")
-    new = batch.rows.select(["price", "at_us", "bidder", "channel", "url"])
-    bids = pa.concat_tables([old, pa.table(new).append_column("key", pa.array(batch.groups.index))])
-    key = bids["key"].to_numpy()
-    order = np.lexsort((bids["at_us"].to_numpy(), -bids["price"].to_numpy(), key))
-    key = key[order]
-    place = np.arange(len(key)) - np.searchsorted(key, key) + 1
-    is_top = place <= PLACES
-    order, key, place = order[is_top], key[is_top], place[is_top]
-    top = bids.take(order)
-    store_entries(batch, "top", top)
-    has_changed = np.zeros(batch.keys.num_rows, np.bool_)
-    has_changed[key[order >= len(old)]] = True
-    found = top.drop_columns(["key"]).append_column("place", pa.array(place))
-    return found.append_column("auction", batch.keys["auction"].take(top["key"])).filter(has_changed[key])
-
-
+_BY_PLACE = ByKey(_bids, ("auction",), Top, f"auction long, place long, {_TOP}", "None")
 TOP_BIDS = Query(
     number="19",
     title="ten highest bids by auction",
-    keys=("auction",),
-    rows=_bids,
-    output=f"auction long, {_TOP}",
-    state=f"top array<struct<{_BID}>>",
-    vectorised=top_of_shard,
-    processor=Top,
+    in_one_line=_top_in_one_line,
+    on_spark=_BY_PLACE.on_spark,
+    by_key=_BY_PLACE.on_holdfast,
     mode="update",
-    time_mode="None",
     result_of=("auction", "place"),
     at_once=True,
     sql="""
         SELECT auction, place, price, unix_micros(at) AS at_us, bidder, channel, url
-        FROM (
-            SELECT *, cast(row_number() OVER (PARTITION BY auction ORDER BY price DESC, at) AS long) AS place FROM bid
-        )
+        FROM (SELECT *, row_number() OVER (PARTITION BY auction ORDER BY price DESC, at) AS place FROM bid)
         WHERE place <= 10
     """,
 )

@@ -78,6 +78,12 @@ class Mix:
         """How long an auction is open at most: on average as long as it takes until `auctions` others have begun."""
         return 1 + max(1, 2 * (self.auctions * CYCLE * 1000 // AUCTIONS // self.per_second))
 
+    @property
+    def reach_ms(self) -> int:
+        """How far from the opening of its auction a bid happens at most."""
+        auctions = max(self.auctions, HOT) + 2 * AUCTIONS
+        return 1 + auctions * CYCLE * 1000 // AUCTIONS // self.per_second + 2 * self.disorder_ms
+
 
 def events(numbers: DataFrame, mix: Mix, *others: str) -> DataFrame:
     """Return the events of a frame of numbers, streaming or batch, beside the `others` of its columns.
@@ -169,6 +175,13 @@ def of_kind(frame: DataFrame, kind: int) -> DataFrame:
     return frame.where(F.col("kind") == kind)
 
 
-def timed(frame: DataFrame, column: str = "at") -> DataFrame:
-    """Return events whose watermark leaves none behind."""
-    return frame.withWatermark(column, f"{WATERMARK_S} seconds")
+@dataclass(frozen=True)
+class House:
+    """An auction house: what queries are written over."""
+
+    events: DataFrame
+    mix: Mix
+
+    def of(self, *kinds: int, time: str = "at") -> DataFrame:
+        """Return the events of some kinds, whose watermark leaves none behind."""
+        return self.events.where(F.col("kind").isin(*kinds)).withWatermark(time, f"{WATERMARK_S} seconds")

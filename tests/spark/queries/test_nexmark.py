@@ -24,7 +24,7 @@ from holdfast.examples.flights import sessions as flight_sessions
 from holdfast.examples.stateful import deduplication, fraud, local, migration, sessions, top_bids
 from tests import flights_by_pandas
 from tests.spark.conftest import Lab
-from tests.tiers import ALL, LONG, cases
+from tests.tiers import LONG, cases
 
 pytestmark = pytest.mark.spark
 
@@ -108,12 +108,11 @@ def test_time_goes_on_and_back_at_most_by_the_disorder(made: pa.Table) -> None:
 
 
 def _engines(number: str) -> list[str]:
-    """Return the engines to compare: in ``make test`` one backend, in both ways, and Spark's own operators."""
-    backends = cases(BACKENDS)
-    found = [f"nexmark-{backend}{way}" for backend in backends for way in ("", "-by-key")]
-    if not hasattr(GroupedData, "transformWithState"):  # before Spark 4.1
-        return found if QUERIES[number].on_spark is None else [*found, "nexmark-spark"]
-    return [*found, "nexmark-spark", *(["nexmark-spark-by-key"] if ALL else [])]
+    """Return the engines to compare: in ``make test`` one backend, in all ways, and Spark's own operators."""
+    by_key = QUERIES[number].by_key is not None
+    found = [f"nexmark-{backend}{way}" for backend in cases(BACKENDS) for way in ("", "-by-key")[: 1 + by_key]]
+    is_on_spark = not by_key or hasattr(GroupedData, "transformWithState")  # by Row, since Spark 4.1
+    return [*found, "nexmark-spark"] if is_on_spark else found
 
 
 @pytest.mark.slow(20)
