@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _OPERATOR = "parity"
+FRAME_TEMPLATES = "spark.holdfast.pandas.frameTemplates"
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,12 @@ def _holdfast(backend: str, **settings: str) -> dict[str, str]:
 SPARK = Engine("spark", {_PROVIDER: _ROCKSDB})
 # What is documented of timeouts, and the one engine that must differ from Spark in nothing else.
 DOCUMENTED = Engine("holdfast-documented", _holdfast("memory", timeouts="documented"))
-STRICT = [Engine(f"holdfast-{b}", _holdfast(b, timeouts="spark")) for b in ("memory", "filesystem", "rocksdb")]
-MEMORY, FILESYSTEM, ROCKSDB = STRICT
+MEMORY, FILESYSTEM, ROCKSDB = [
+    Engine(f"holdfast-{b}", _holdfast(b, timeouts="spark")) for b in ("memory", "filesystem", "rocksdb")
+]
+# With all frames made by pandas itself.
+WITHOUT_TEMPLATES = Engine("holdfast-without-templates", {**MEMORY.settings, FRAME_TEMPLATES: "false"})
+STRICT = [MEMORY, FILESYSTEM, ROCKSDB, WITHOUT_TEMPLATES]
 
 Row = tuple[str | None, int, str]
 """Key, event time in ms, and commands for `program.interpret`."""
@@ -68,8 +73,8 @@ State = dict[str | None, tuple[tuple[Any, ...] | None, int | None]]
 
 
 def engines(*own: Engine) -> pytest.MarkDecorator:
-    """Parametrise a test by Spark's engine and by these of ours; ``make test`` has the first of them."""
-    later = [pytest.param(engine, marks=pytest.mark.all) for engine in own[1:]]
+    """Parametrise a test by Spark's engine, these of ours and one without templates; ``make test`` has our first."""
+    later = [pytest.param(engine, marks=pytest.mark.all) for engine in (*own[1:], WITHOUT_TEMPLATES)]
     return pytest.mark.parametrize("engine", [SPARK, own[0], *later], ids=lambda engine: engine.name)
 
 

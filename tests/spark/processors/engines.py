@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from holdfast.spark_integration.spark_versions import minor_version
-from tests.spark.parity.engines import Engine
+from tests.spark.parity.engines import FRAME_TEMPLATES, Engine
 from tests.tiers import ALL
 
 if TYPE_CHECKING:
@@ -64,7 +64,11 @@ def _of_holdfast(backend: str, api: Api) -> ProcessorEngine:
 SPARK = SPARK_ROW, SPARK_PANDAS = [_of_spark("row"), _of_spark("pandas")]
 BY_ROW = [_of_holdfast(backend, "row") for backend in ("memory", "filesystem", "rocksdb")]
 BY_PANDAS = [_of_holdfast(backend, "pandas") for backend in ("memory", "filesystem", "rocksdb")]
-OURS = [engine for pair in zip(BY_ROW, BY_PANDAS, strict=True) for engine in pair]
+# With all frames made by pandas itself.
+WITHOUT_TEMPLATES = ProcessorEngine(
+    "memory-pandas-without-templates", {**BY_PANDAS[0].settings, FRAME_TEMPLATES: "false"}, "pandas"
+)
+OURS = [*(engine for pair in zip(BY_ROW, BY_PANDAS, strict=True) for engine in pair), WITHOUT_TEMPLATES]
 ENGINES = [*SPARK, *OURS]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from tests.spark.processors.engines import (
     BY_ROW,
     ENGINES,
     OPERATOR,
-    OURS,
     SPARK_ROW,
     ProcessorEngine,
     by_engine,
@@ -343,7 +343,7 @@ def test_e8_e9_ttl_and_the_api_come_and_go(engine: ProcessorEngine, run_on: Open
     modes = ("append", "processingTime")
     with run_on(engine, **settings_of(engine)) as on:
         restart(on, engine, without, "v.update((1,));m.updateValue((1,), (2,))", modes=modes)
-        by_the_other_api = OURS[OURS.index(engine) ^ 1]
+        by_the_other_api = replace(engine, api="row" if engine.api == "pandas" else "pandas")
         do = "v.get();m.getValue((1,));m.updateValue((2,), (3,))"
         found = restart(on, by_the_other_api, within, do, modes=modes)
         assert list(found.values())[:2] == ["(1,)", "Row(n=2)"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from tests.spark.processors.engines import BY_PANDAS, BY_ROW, OURS, SPARK, Api, ProcessorEngine, ours
+from tests.spark.processors.engines import BY_PANDAS, BY_ROW, OURS, SPARK, WITHOUT_TEMPLATES, Api, ProcessorEngine, ours
 from tests.tiers import ALL
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ def ways(number: int = 0, *, api: Api | None = None, batch_only: bool = False, s
 
     of_spark = [Way(engine, is_batch=True) for engine in of_api(SPARK)]
     in_streams = [Way(engine, is_batch=False) for engine in ours(number, of_api(OURS))]
-    in_batches = [Way(engine, is_batch=True) for engine in ours(number, of_api([BY_PANDAS[0], BY_ROW[0]]))]
+    in_memory = of_api([BY_PANDAS[0], BY_ROW[0], WITHOUT_TEMPLATES])
+    in_batches = [Way(engine, is_batch=True) for engine in ours(number, in_memory)]
     return [*of_spark, *(in_streams if streams and not batch_only else []), *in_batches]
 
 
