@@ -7,7 +7,8 @@ before it; all keys come again after some batches.
 
 ``dropin-tws``: a `StatefulProcessor` by ``transformWithState``. `ByProcessor.variable` says what it keeps for a key:
 ``value`` is a running count and sum; ``map`` has `ENTRIES` entries, of which a micro-batch reads one and writes one;
-``list`` holds the rows themselves, appended and never read.
+``list`` holds the rows themselves, appended and never read; ``timer`` is a count and sum that ends by an event-time
+timer, due in the second micro-batch after the one that registers it.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ from typing import Any
 
 import click
 import pandas as pd
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import LongType, StructField, StructType
 
-from holdfast.benches.jobs.job import option
+from holdfast.benches.jobs.job import FIRST_SECOND, option
 from holdfast.benches.jobs.job_a import JobA
 from holdfast.errors import InvalidArgumentError
 
 ENTRIES = 20
+_BATCH_S = 60
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,12 @@ class DropIn(JobA):
             raise InvalidArgumentError("a micro-batch touches at most as many keys as there are, each with a row")
 
     def source(self, spark: SparkSession) -> DataFrame:
+        return self.numbers(spark).select(*self.columns())
+
+    def columns(self) -> list[Column]:
+        """Return the columns of the row with the number ``value``."""
         number = F.expr(f"(value div {self.rows}) * {self.touched} + (value % {self.rows}) % {self.touched}")
-        return self.numbers(spark).select((number % self.keys).alias("key"), (F.col("value") % 100).alias("v"))
+        return [(number % self.keys).alias("key"), (F.col("value") % 100).alias("v")]
 
 
 def one_key(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
@@ -68,7 +74,22 @@ class ByProcessor(DropIn):
 
     name = "dropin-tws"
 
-    variable: str = option("value", "what is kept for a key", click.Choice(["value", "map", "list"]))
+    variable: str = option("value", "what is kept for a key", click.Choice(["value", "map", "list", "timer"]))
+
+    @property
+    def time_mode(self) -> str:
+        """The clock of its timers."""
+        return "EventTime" if self.variable == "timer" else "None"
+
+    def source(self, spark: SparkSession) -> DataFrame:
+        rows = super().source(spark)
+        return rows.withWatermark("at", "0 seconds") if self.variable == "timer" else rows
+
+    def columns(self) -> list[Column]:
+        if self.variable != "timer":
+            return super().columns()
+        at = F.timestamp_seconds(F.expr(f"value div {self.rows}") * _BATCH_S + FIRST_SECOND)
+        return [*super().columns(), at.alias("at")]
 
     def processor(self, *, in_pandas: bool) -> StatefulProcessor:
         """Return the processor, for `Row` objects or for frames."""
@@ -87,8 +108,10 @@ class _ByKey(StatefulProcessor):
         self._in_pandas = in_pandas
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        n, s = self._take(rows)
-        yield pd.DataFrame({"key": [key[0]], "n": [n], "s": [s]}) if self._in_pandas else Row(key=key[0], n=n, s=s)
+        yield self._shown(key, *self._take(rows))
+
+    def _shown(self, key: Any, n: int, s: int) -> Any:
+        return pd.DataFrame({"key": [key[0]], "n": [n], "s": [s]}) if self._in_pandas else Row(key=key[0], n=n, s=s)
 
     @abstractmethod
     def _take(self, rows: Iterator[Any]) -> tuple[int, int]:
@@ -146,4 +169,23 @@ class _Appended(_ByKey):
         return len(values), 0
 
 
-_PROCESSORS: dict[str, type[_ByKey]] = {"value": _Totals, "map": _Entries, "list": _Appended}
+class _Ending(_Totals):
+    """A count and sum until a timer."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        super().init(handle)
+        self._handle = handle
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        # The watermark is the time of the last micro-batch's rows.
+        self._handle.registerTimer(timerValues.getCurrentWatermarkInMs() + _BATCH_S * 1500)
+        yield from super().handleInputRows(key, rows, timerValues)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        total = self._total.get()
+        assert total is not None  # the timer came with it
+        yield self._shown(key, *total)
+        self._total.clear()
+
+
+_PROCESSORS: dict[str, type[_ByKey]] = {"value": _Totals, "map": _Entries, "list": _Appended, "timer": _Ending}

@@ -171,14 +171,14 @@ def by_processor(frame: DataFrame, job: ByProcessor, *, in_pandas: bool) -> Data
     """Return a job by processor on holdfast."""
     grouped, processor = holdfast.stream(frame).groupBy("key"), job.processor(in_pandas=in_pandas)
     method = grouped.transformWithStateInPandas if in_pandas else grouped.transformWithState
-    return method(processor, job.output, "update", "None", name=OPERATOR)
+    return method(processor, job.output, "update", job.time_mode, name=OPERATOR)
 
 
 def spark_by_processor(frame: DataFrame, job: ByProcessor, *, in_pandas: bool) -> DataFrame:
     """Return a job by processor as Spark's own ``transformWithState``."""
     grouped, processor = frame.groupBy("key"), job.processor(in_pandas=in_pandas)
     method = grouped.transformWithStateInPandas if in_pandas else grouped.transformWithState
-    return method(processor, job.output, "update", "None")
+    return method(processor, job.output, "update", job.time_mode)
 
 
 def _count(_key: tuple[object, ...], chunks: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:

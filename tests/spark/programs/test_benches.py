@@ -93,7 +93,7 @@ COMPARED: list[tuple[str, list[str], list[str]]] = [
     *(("dropin-tws", ["--engines", "holdfast-memory-row,spark-tws-row", "--variable", variable, "--touched", "10",
                       "--rows", "20", "--keys", "20"],
        ["holdfast-memory-row", "spark-tws-row"])
-      for variable in ("value", "map", "list")),
+      for variable in ("value", "map", "list", "timer")),
 ]  # fmt: skip
 
 
