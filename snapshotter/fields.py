@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, NoReturn, Self, Union, get_args, get_origin, get_type_hints
@@ -66,8 +67,7 @@ class Stored:
     def read(cls, values: object, source: str) -> Self:
         """Read decoded JSON; `source` names it in errors. Raises `CorruptionError`."""
         readers = _readers(cls)
-        names = [reader.key for reader in readers]
-        header = Fields.of_notice(values, source, *names) if cls._IS_NOTICE else Fields(values, source, *names)
+        header = Fields(values, source, {reader.key for reader in readers}, is_notice=cls._IS_NOTICE)
         found = cls(**{reader.name: header.value(reader.key, reader.read) for reader in readers})
         found.require(header)
         return found
@@ -222,26 +222,21 @@ def _plain(value: Any) -> Any:
 
 
 class Fields:
-    """The fields of one JSON object: `Stored` reads from it, as do objects with their own form."""
+    """The fields of one JSON object."""
 
-    def __init__(self, values: object, source: str, *names: str) -> None:
+    def __init__(self, values: object, source: str, names: AbstractSet[str], *, is_notice: bool) -> None:
         self.source = source
         if not isinstance(values, dict):
             self.refuse("has a header part that is not a JSON object", found=_shown(values))
-        if values.keys() != set(names):
+        missing, unknown = names - values.keys(), set() if is_notice else values.keys() - names
+        if missing or unknown:
             self.refuse(
                 "has other fields than this release of holdfast reads: open it with the release that wrote it, or "
                 "restore the file if it was altered",
-                missing=sorted(set(names) - values.keys()) or None,
-                unknown=[_shown(name) for name in sorted(values.keys() - set(names))[:10]] or None,
+                missing=sorted(missing) or None,
+                unknown=[_shown(name) for name in sorted(unknown)[:10]] or None,
             )
         self._values: dict[str, Any] = values
-
-    @classmethod
-    def of_notice(cls, values: object, source: str, *names: str) -> Self:
-        """Return the fields of an object for people to read, to which a newer release may add."""
-        known = {name: values[name] for name in names if name in values} if isinstance(values, dict) else values
-        return cls(known, source, *names)
 
     def refuse(self, message: str, **facts: object) -> NoReturn:
         """Raise a `CorruptionError` about the object: ``<source> <message>``."""
@@ -257,37 +252,6 @@ class Fields:
             return read(self._values[name], self.source)
         except _Unfit as exc:
             self.refuse_value(name, exc.value)
-
-    def text(self, name: str, pattern: re.Pattern[str] | None = None) -> str:
-        """Return a text that the whole pattern matches."""
-        return str(self.value(name, _PLAIN[str](pattern)))
-
-    def text_or_none(self, name: str) -> str | None:
-        """Return a text, or None."""
-        return None if self._values[name] is None else self.text(name)
-
-    def number(self, name: str, least: int = 0, limit: int = NUMBER_LIMIT) -> int:
-        """Return an integer, from `least` to below `limit`."""
-        return int(self.value(name, _PLAIN[int](range(least, limit))))
-
-    def mapping(self, name: str) -> dict[str, Any]:
-        """Return a mapping of unread values."""
-        found: dict[str, Any] = self.value(name, _checked(dict))
-        return found
-
-    def all_texts(self, name: str) -> list[str]:
-        """Return a list of texts."""
-        found: list[str] = self.value(name, _list_of(_checked(str), list, None))
-        return found
-
-    def inner(self, name: str, *names: str) -> Fields:
-        """Return an object inside this one."""
-        return Fields(self._values[name], self.source, *names)
-
-    def each(self, name: str, *names: str) -> Iterator[Fields]:
-        """Yield the objects of a list."""
-        for value in self.value(name, _checked(list)):
-            yield Fields(value, self.source, *names)
 
 
 def refuse(source: str, message: str, **facts: object) -> NoReturn:

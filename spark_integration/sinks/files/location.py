@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,7 +23,7 @@ from holdfast.backends import stored_file
 from holdfast.backends.schema import decode_schema, encode_schema
 from holdfast.errors import ConflictError, CorruptionError, NotFoundError, SchemaMismatchError, StateLostError
 from holdfast.snapshotter.fence import Fence, key_of, looks
-from holdfast.snapshotter.fields import QUERY_ID, Fields
+from holdfast.snapshotter.fields import QUERY_ID, Coding, Fields, Stored, refuse_stray
 from holdfast.snapshotter.sink_log import SINK
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
@@ -117,14 +118,31 @@ _QUERIES, _PROBES = f"{FOLDER}/queries", f"{FOLDER}/probes"
 _KEPT = 2
 
 
+def _decoded_columns(text: str | None) -> pa.Schema | None:
+    try:
+        return None if text is None else decode_schema(text)
+    except (pa.ArrowException, OSError, ValueError, TypeError) as exc:
+        raise CorruptionError("it holds no schema") from exc
+
+
+def _encoded_columns(columns: pa.Schema | None) -> str | None:
+    return None if columns is None else encode_schema(columns.remove_metadata())
+
+
 @dataclass(frozen=True)
-class Writers:
+class Writers(Stored):
     """Who writes to a URL."""
 
     number: int = 0  #: 0 if nobody does
     #: By sink, each query after the one that it replaced
-    queries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    columns: pa.Schema | None = None
+    queries: Mapping[str, tuple[Annotated[str, QUERY_ID], ...]] = field(default_factory=dict)
+    columns: Annotated[pa.Schema | None, Coding(str | None, _decoded_columns, _encoded_columns)] = None
+
+    def require(self, header: Fields) -> None:
+        if not all(SINK.fullmatch(sink) and queries for sink, queries in self.queries.items()):
+            header.refuse("names an invalid sink, or one without queries", sinks=", ".join(self.queries))
+        if self.columns is not None and len(self.queries) > 1:
+            header.refuse("has several sinks below a URL that one has for itself", sinks=", ".join(self.queries))
 
 
 def claim(storage: ObjectStorage, query: SinkQuery, columns: pa.Schema | None = None) -> None:
@@ -154,10 +172,11 @@ def claim(storage: ObjectStorage, query: SinkQuery, columns: pa.Schema | None = 
         if not found.number:  # later, when rows are decided, nothing could be refused
             probe_storage(storage, _PROBES, checked="the sink's URL failed the check at its first start")
         others = [query_id for query_id in mine if query_id != query.query_id]
-        after = {**found.queries, query.sink: (*others, query.query_id)}
+        after = dict(sorted({**found.queries, query.sink: (*others, query.query_id)}.items()))
         with suppress(ConflictError):  # another query began at the same moment: look again
             writers = Writers(found.number + 1, after, columns if found.columns is None else found.columns)
-            fence.delete(fence.take(writers.number, _encoded(writers))[:-_KEPT])
+            data, _ = stored_file.encode(KIND, writers.to_json())
+            fence.delete(fence.take(writers.number, data)[:-_KEPT])
             return
 
 
@@ -171,29 +190,10 @@ def _newest(fence: Fence) -> Writers:
     if data is None:
         return Writers()
     source = f"{fence.url}/{key_of(number)}"
-    stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=0)
-    fields = Fields(stored.header, source, "number", "queries", "columns")
-    of_sinks = fields.inner("queries", *fields.mapping("queries"))
-    queries = {sink: tuple(of_sinks.all_texts(sink)) for sink in fields.mapping("queries")}
-    if fields.number("number") != number:
-        fields.refuse("does not match its name")
-    wrong = [sink for sink in queries if not SINK.fullmatch(sink)]
-    wrong += [query for there in queries.values() for query in there if not QUERY_ID.fullmatch(query)]
-    if wrong or not all(queries.values()):
-        fields.refuse("names an invalid sink or query", name=wrong[:1])
-    columns = fields.text_or_none("columns")
-    if columns is not None and len(queries) > 1:
-        fields.refuse("has several sinks below a URL that one has for itself", sinks=", ".join(sorted(queries)))
-    try:
-        return Writers(number, queries, None if columns is None else decode_schema(columns))
-    except (pa.ArrowException, OSError, ValueError, TypeError):
-        fields.refuse("holds no schema")
-
-
-def _encoded(writers: Writers) -> pa.Buffer:
-    columns = None if writers.columns is None else encode_schema(writers.columns.remove_metadata())
-    queries = {sink: list(writers.queries[sink]) for sink in sorted(writers.queries)}
-    return stored_file.encode(KIND, {"number": writers.number, "queries": queries, "columns": columns})[0]
+    writers = Writers.decode(data, KIND, source)
+    if writers.number != number:
+        refuse_stray(source, number=writers.number)
+    return writers
 
 
 def _refuse_others(storage: ObjectStorage, query: SinkQuery, found: Writers, *, is_alone: bool) -> None:

@@ -41,7 +41,7 @@ import pyarrow.compute as pc
 from holdfast.backends import stored_file
 from holdfast.backends.arrow.streams import read_accepted
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, StateLostError, UnavailableError
-from holdfast.snapshotter.fields import DIGEST, Fields
+from holdfast.snapshotter.fields import DIGEST, Stored, refuse
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options, parse_url
@@ -183,6 +183,17 @@ _ATTEMPT_PATTERN = "^[0-9]{18}-[0-9]{6}-[0-9a-f]{32}$"
 
 
 @dataclass(frozen=True)
+class _Header(Stored):
+    """The header of a manifest."""
+
+    sink: str
+    query_id: str
+    level: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The name of a manifest, and its size if it was listed."""
 
@@ -283,19 +294,16 @@ class Manifests(FileTarget):
         source = f"{self._storage.url}/{key}"
         data = self._storage.get(key, limit_bytes=_BYTES_MAX)
         stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=4 * _BYTES_MAX)
-        fields = Fields(stored.header, source, "sink", "query_id", "level", "first", "last")
-        said = (fields.text("sink"), fields.text("query_id"))
-        ranged = (fields.number("level"), fields.number("first"), fields.number("last"))
-        if said != (self._sink, self._query_id) or ranged != (manifest.level, manifest.first, manifest.last):
-            fields.refuse("is of other micro-batches than its name says")
+        if _Header.read(stored.header, source) != self._header(manifest):
+            refuse(source, "is of other micro-batches than its name says")
 
         def accept(columns: pa.Schema) -> None:
             if not columns.equals(FILES):
-                fields.refuse("has other columns than a manifest has")
+                refuse(source, "has other columns than a manifest has")
 
         batches = read_accepted(stored.section("files", source), accept, source=source, table="files")
         files = pa.Table.from_batches(batches, FILES)
-        _check(files, manifest, fields)
+        _check(files, manifest, source)
         return files
 
     def merge(self, manifests: Sequence[Manifest]) -> None:
@@ -316,10 +324,11 @@ class Manifests(FileTarget):
             with pa.ipc.new_stream(out, FILES) as stream:
                 stream.write_table(files.combine_chunks())
 
-        owner = {"sink": self._sink, "query_id": self._query_id}
-        header = {**owner, "level": manifest.level, "first": manifest.first, "last": manifest.last}
-        data, _ = stored_file.encode(KIND, header, {"files": write}, encoding="lz4")
+        data, _ = stored_file.encode(KIND, self._header(manifest).to_json(), {"files": write}, encoding="lz4")
         self._storage.put(self._folder + manifest.name, data)
+
+    def _header(self, manifest: Manifest) -> _Header:
+        return _Header(self._sink, self._query_id, manifest.level, manifest.first, manifest.last)
 
 
 def _last_run(valid: Sequence[Manifest], level: int) -> list[Manifest]:
@@ -333,25 +342,25 @@ def _last_run(valid: Sequence[Manifest], level: int) -> list[Manifest]:
     return run[::-1]
 
 
-def _check(files: pa.Table, manifest: Manifest, fields: Fields) -> None:
+def _check(files: pa.Table, manifest: Manifest, source: str) -> None:
     """Raise CorruptionError for a manifest that no sink has written: it decides which files are read."""
     if any(column.null_count for column in files.columns):
-        fields.refuse("has a null")
+        refuse(source, "has a null")
     batch = files["batch"].to_numpy()
     number, rows, size = (files[name].to_numpy() for name in ("number", "rows", "size_bytes"))
     if not files.num_rows or batch.min() < manifest.first or batch.max() > manifest.last or np.any(np.diff(batch) < 0):
-        fields.refuse("has a micro-batch outside of its range, or out of order")
+        refuse(source, "has a micro-batch outside of its range, or out of order")
     if min(number.min(), rows.min(), size.min()) < 0 or number.max() >= _NUMBER_MAX:
-        fields.refuse("has an invalid number")
+        refuse(source, "has an invalid number")
     shapes = (("attempt", _ATTEMPT_PATTERN), ("digest", f"^{DIGEST.pattern}$"))
     if not all(pc.all(pc.match_substring_regex(files[name], pattern)).as_py() for name, pattern in shapes):
-        fields.refuse("has an invalid name")
+        refuse(source, "has an invalid name")
     of_attempt = pc.cast(pc.utf8_slice_codeunits(files["attempt"], 0, 18), pa.int64()).to_numpy()
     if np.any(of_attempt != batch):
-        fields.refuse("has a file of another micro-batch")
+        refuse(source, "has a file of another micro-batch")
     names = pc.binary_join_element_wise(files["attempt"], pc.cast(files["number"], pa.string()), "-")
     if pc.count_distinct(names).as_py() != files.num_rows:
-        fields.refuse("names a file twice")
+        refuse(source, "names a file twice")
 
 
 DATA = "_data"

@@ -32,8 +32,8 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -49,7 +49,7 @@ from holdfast.errors import (
     StateLostError,
     UnavailableError,
 )
-from holdfast.snapshotter.fields import DIGEST, Fields
+from holdfast.snapshotter.fields import NOT_STORED, Digest, Stored, refuse
 from holdfast.snapshotter.sink_log import checked_sink
 from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
@@ -115,7 +115,7 @@ class FileTransaction(SinkTransaction):
         # Each: who ended the attempt has taken away those that there were, and this one has gone on.
         for number in range(self._notes):
             self._attempts.require_note(self._attempt, number)
-        return handle_of(self._attempt, self._notes, self._files)
+        return PreparedAttempt.of(self._attempt, self._notes, self._files).to_json()
 
     def abort(self) -> None:
         """Delete what was put, if the storage answers; a later start deletes the rest."""
@@ -132,7 +132,7 @@ class FileTransaction(SinkTransaction):
         made = [(encoded(part, self._compression), part.num_rows, details) for part, details in self._split(rows)]
         first = len(self._files)
         files = [
-            DataFile(self._attempt, number, rows, data.size, xxhash.xxh3_128(data).hexdigest(), details)
+            DataFile(rows, data.size, xxhash.xxh3_128_hexdigest(data), details, self._attempt, number)
             for number, (data, rows, details) in enumerate(made, first)
         ]
         self._notes += 1
@@ -160,31 +160,30 @@ _NOTE = re.compile(rf"({_ATTEMPT.pattern})\.(0|[1-9][0-9]{{0,5}})")
 _ENDED = re.compile(rf"({_ATTEMPT.pattern})\.ended-(0|[1-9][0-9]{{0,5}})")
 #: Longer than any request to a storage takes.
 _LATE_MS = 3600_000
-_NUMBERS = 1_000_000
-#: A handle lists up to this many files: a list of one or two, which costs no request.
+_Number = Annotated[int, range(1_000_000)]
+#: A handle lists up to this many bytes of files: a list of one or two, which costs no request.
 _LISTED_BYTES_MAX = 2048
-_FILE_FIELDS = ("rows", "size_bytes", "digest", "details")
 
 
 @dataclass(frozen=True)
-class DataFile:
-    """One file of an attempt."""
+class DataFile(Stored):
+    """One file of an attempt, as notes and handles have it."""
 
-    attempt: str
-    number: int  #: From 0, in the order of its rows
     rows: int
     size_bytes: int
-    digest: str  #: XXH3-128 of its bytes, as 32 hexadecimal digits
-    details: Mapping[str, Any] = field(default_factory=dict)  #: What the sink itself keeps of it
+    digest: Digest  #: XXH3-128 of its bytes
+    details: Mapping[str, Any]  #: What the sink itself keeps of it
+    attempt: Annotated[str, NOT_STORED] = ""
+    number: Annotated[int, NOT_STORED] = 0  #: From 0, in the order of the attempt's rows
 
     @property
     def name(self) -> str:
         """The last part of its key."""
         return file_name(self.attempt, self.number)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return its entry in notes and handles."""
-        return {"rows": self.rows, "size_bytes": self.size_bytes, "digest": self.digest, "details": dict(self.details)}
+
+def _of_attempt(attempt: str, files: Iterable[DataFile], first: int = 0) -> list[DataFile]:
+    return [replace(file, attempt=attempt, number=number) for number, file in enumerate(files, first)]
 
 
 def file_name(attempt: str, number: int) -> str:
@@ -200,33 +199,22 @@ def attempt_name(attempt: SinkAttempt) -> str:
     return name
 
 
-def batch_of(attempt: str) -> int:
-    """Return an attempt's micro-batch."""
-    return int(attempt[:18])
-
-
-def handle_of(attempt: str, notes: int, files: Iterable[DataFile]) -> Handle:
-    """Return the handle of a prepared attempt."""
-    listed = [file.as_json() for file in files]
-    text = json.dumps(listed, sort_keys=True).encode()
-    return {
-        "attempt": attempt,
-        "notes": notes,
-        "count": len(listed),
-        "digest": xxhash.xxh3_128(text).hexdigest(),
-        "files": listed if len(text) <= _LISTED_BYTES_MAX else None,
-    }
-
-
 @dataclass(frozen=True)
-class PreparedAttempt:
+class PreparedAttempt(Stored):
     """A handle, read."""
 
-    attempt: str
-    notes: int  #: How many it has
-    count: int  #: Of its files
-    digest: str  #: XXH3-128 of what the notes say of the files
+    attempt: Annotated[str, _ATTEMPT]
+    notes: _Number  #: How many it has
+    count: _Number  #: Of its files
+    digest: Digest  #: XXH3-128 of what the notes say of the files
     files: tuple[DataFile, ...] | None  #: None if only the notes tell them
+
+    @classmethod
+    def of(cls, attempt: str, notes: int, files: Sequence[DataFile]) -> PreparedAttempt:
+        """Return an attempt by what its notes say."""
+        text = json.dumps([file.to_json() for file in files], sort_keys=True).encode()
+        listed = tuple(files) if len(text) <= _LISTED_BYTES_MAX else None
+        return cls(attempt, notes, len(files), xxhash.xxh3_128_hexdigest(text), listed)
 
     @property
     def names(self) -> list[str]:
@@ -236,24 +224,23 @@ class PreparedAttempt:
 
 def attempts_of(handles: Iterable[Handle], batch_id: int | None = None) -> list[PreparedAttempt]:
     """Return the attempts that handles name. Raises `CorruptionError` if one is malformed or of another micro-batch."""
-    found = []
-    for handle in handles:
-        fields = Fields(handle, "a handle", "attempt", "notes", "count", "digest", "files")
-        attempt = fields.text("attempt", _ATTEMPT)
-        if batch_id is not None and batch_of(attempt) != batch_id:
-            fields.refuse("is of another micro-batch", attempt=attempt, batch=batch_id)
-        files = None if handle["files"] is None else tuple(_files(fields, attempt, 0))
-        notes, count = fields.number("notes", limit=_NUMBERS), fields.number("count", limit=_NUMBERS)
-        found.append(PreparedAttempt(attempt, notes, count, fields.text("digest", DIGEST), files))
+    found = [PreparedAttempt.read(handle, "a handle") for handle in handles]
+    for each in found:
+        if batch_id not in (None, int(each.attempt[:18])):
+            refuse("a handle", "is of another micro-batch", attempt=each.attempt, batch=batch_id)
     return found
 
 
-def _files(fields: Fields, attempt: str, first: int) -> list[DataFile]:
-    found = []
-    for number, each in enumerate(fields.each("files", *_FILE_FIELDS), first):
-        digest, details = each.text("digest", DIGEST), each.mapping("details")
-        found.append(DataFile(attempt, number, each.number("rows"), each.number("size_bytes"), digest, details))
-    return found
+@dataclass(frozen=True)
+class _Note(Stored):
+    """The header of a note."""
+
+    sink: str
+    query_id: str
+    attempt: str
+    number: int
+    first_file: _Number
+    files: tuple[DataFile, ...]
 
 
 class Attempts:
@@ -271,9 +258,8 @@ class Attempts:
 
     def note(self, attempt: str, number: int, first_file: int, files: Sequence[DataFile]) -> None:
         """Store a note of the files to put."""
-        owner = {"sink": self._query.sink, "query_id": self._query.query_id, "attempt": attempt, "number": number}
-        header = {**owner, "first_file": first_file, "files": [file.as_json() for file in files]}
-        self.storage.put(self._key(attempt, number), stored_file.encode(KIND, header)[0])
+        note = _Note(self._query.sink, self._query.query_id, attempt, number, first_file, tuple(files))
+        self.storage.put(self._key(attempt, number), stored_file.encode(KIND, note.to_json())[0])
 
     def require_note(self, attempt: str, number: int) -> None:
         """Raise FencedError if an attempt's note is gone."""
@@ -302,11 +288,11 @@ class Attempts:
     def _listed(self, attempt: PreparedAttempt) -> Sequence[DataFile] | None:
         """Return an attempt's files, from its handle or its notes; None if it was ended."""
         if attempt.files is not None:
-            return attempt.files
+            return _of_attempt(attempt.attempt, attempt.files)
         files = [file for number in range(attempt.notes) for file in self._read(attempt.attempt, number)]
         if len(files) < attempt.count:
             return None
-        if handle_of(attempt.attempt, attempt.notes, files)["digest"] != attempt.digest:
+        if PreparedAttempt.of(attempt.attempt, attempt.notes, files).digest != attempt.digest:
             raise CorruptionError(
                 "an attempt's notes are not those that were decided", attempt=attempt.attempt, storage=self.storage.url
             )
@@ -326,8 +312,9 @@ class Attempts:
         # The driver's clock may be hours away from the store's.
         over_ms = store_time_ms(PrefixedStorage(self.storage, FOLDER)) - _LATE_MS if marks else 0
         ended = sorted(mark for mark, stored_ms in marks if stored_ms < over_ms)
-        over = [{**handle_of(attempt, 0, ()), "count": count, "files": None} for attempt, count in ended]
-        return [*over, *(handle_of(attempt, len(there[attempt]), files[attempt]) for attempt in sorted(there))]
+        over = [replace(PreparedAttempt.of(attempt, 0, ()), count=count, files=None) for attempt, count in ended]
+        whole = [PreparedAttempt.of(attempt, len(there[attempt]), files[attempt]) for attempt in sorted(there)]
+        return [each.to_json() for each in over + whole]
 
     def abort(self, handles: Iterable[Handle]) -> None:
         """End attempts: delete their files, then their notes."""
@@ -365,12 +352,11 @@ class Attempts:
             data = self.storage.get(key)
         except NotFoundError:
             return []
-        stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=0)
-        fields = Fields(stored.header, source, "sink", "query_id", "attempt", "number", "first_file", "files")
-        owner = (fields.text("sink"), fields.text("query_id"), fields.text("attempt"), fields.number("number"))
+        note = _Note.decode(data, KIND, source)
+        owner = (note.sink, note.query_id, note.attempt, note.number)
         if owner != (self._query.sink, self._query.query_id, attempt, number):
-            fields.refuse("is of another attempt than its name says")
-        return _files(fields, attempt, fields.number("first_file", limit=_NUMBERS))
+            refuse(source, "is of another attempt than its name says")
+        return _of_attempt(attempt, note.files, note.first_file)
 
     def _key(self, attempt: str, number: int) -> str:
         return f"{self.folder}attempts/{attempt}.{number}"

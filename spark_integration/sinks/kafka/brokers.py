@@ -27,13 +27,13 @@ import struct
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from confluent_kafka import KafkaError
 
 from holdfast import clock
 from holdfast.errors import InvalidArgumentError, UnavailableError
-from holdfast.snapshotter.fields import Fields
+from holdfast.snapshotter.fields import NUMBER_LIMIT, Stored, refuse
 from holdfast.spark_integration.sinks.kafka import protocol
 from holdfast.spark_integration.sinks.kafka.protocol import (
     Answer,
@@ -373,16 +373,13 @@ def refused(code: int, doing: str, **facts: object) -> InvalidArgumentError | Un
     return UnavailableError(f"the broker did not {doing}", answer=name_of(code), **facts)
 
 
-class PreparedTransaction(NamedTuple):
-    """A handle, read: the same numbers, whoever found the transaction."""
+@dataclass(frozen=True)
+class PreparedTransaction(Stored):
+    """A handle, read: the same numbers, whoever found the transaction; -1 where an attempt wrote nothing."""
 
     transactional_id: str
-    producer_id: int
-    epoch: int
-
-    def handle(self) -> Handle:
-        """Return the handle."""
-        return self._asdict()
+    producer_id: Annotated[int, range(-1, NUMBER_LIMIT)]
+    epoch: Annotated[int, range(-1, 1 << 15)]
 
     def is_in(self, states: Collection[str], known: Mapping[str, TransactionDescription]) -> bool:
         """Tell whether this transaction, not another of its id, is in one of these states."""
@@ -400,14 +397,10 @@ class PreparedTransaction(NamedTuple):
 
 def with_rows(handles: Iterable[Handle], prefix: str = "") -> list[PreparedTransaction]:
     """Read handles of attempts that wrote something. Raises `CorruptionError` for an id without the prefix."""
-    found = []
-    for handle in handles:
-        fields = Fields(handle, "a handle", *PreparedTransaction._fields)
-        numbers = fields.number("producer_id", least=-1), fields.number("epoch", least=-1, limit=1 << 15)
-        one = PreparedTransaction(fields.text("transactional_id"), *numbers)
+    found = [PreparedTransaction.read(handle, "a handle") for handle in handles]
+    for one in found:
         if not one.transactional_id.startswith(prefix):
-            fields.refuse("names no transaction of this query's", transactional_id=one.transactional_id)
-        found.append(one)
+            refuse("a handle", "names no transaction of this query's", transactional_id=one.transactional_id)
     return [one for one in found if one.producer_id >= 0]
 
 
@@ -430,7 +423,8 @@ def is_spare(cluster: Cluster, one: PreparedTransaction) -> bool:
 
 def commit(cluster: Cluster, one: PreparedTransaction) -> bool:
     """Commit; return False if the transaction was aborted or lost."""
-    code = cluster.ask_coordinator(one.transactional_id, protocol.end_txn(*one, commit=True), lambda answer: answer)
+    request = protocol.end_txn(one.transactional_id, one.producer_id, one.epoch)
+    code = cluster.ask_coordinator(one.transactional_id, request, lambda answer: answer)
     if code and code not in protocol.ENDED_OTHERWISE:
         raise refused(code, "commit the transaction" if code not in protocol.UNAUTHORISED else _RIGHT)
     return not code

@@ -319,9 +319,9 @@ def init_producer_id(transactional_id: str, timeout_ms: int) -> Request[int]:
     return Request("InitProducerId", 22, 1, encoded("si", transactional_id, timeout_ms), "ih", lambda _, code: code)
 
 
-def end_txn(transactional_id: str, producer_id: int, epoch: int, *, commit: bool) -> Request[int]:
-    """Ask to commit or abort: the code."""
-    body = encoded("sqh?", transactional_id, producer_id, epoch, commit)
+def end_txn(transactional_id: str, producer_id: int, epoch: int) -> Request[int]:
+    """Ask to commit: the code."""
+    body = encoded("sqh?", transactional_id, producer_id, epoch, True)
     return Request("EndTxn", 26, 2, body, "ih", lambda _, code: code)
 
 

@@ -223,7 +223,7 @@ class KafkaSink(ReusingSink):
 
     def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
         with self._cluster(query) as cluster:
-            return [one.handle() for one in brokers.left_open(cluster, self._prefix(query.query_id))]
+            return [one.to_json() for one in brokers.left_open(cluster, self._prefix(query.query_id))]
 
     def _id(self, cluster: Cluster, attempt: SinkAttempt, spare: Handle | None) -> str:
         """Return a spare id if there is one: coordinators keep all that they have seen for a week."""

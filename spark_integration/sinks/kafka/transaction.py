@@ -208,7 +208,7 @@ class KafkaTransaction(SinkTransaction):
         if not self._count:
             # The coordinator has seen no partition: there is nothing to end.
             self._producer = None
-            return PreparedTransaction(self._id, -1, -1).handle()
+            return PreparedTransaction(self._id, -1, -1).to_json()
         try:
             while producer.flush(_FLUSH_S):
                 self._serve(producer)
@@ -288,7 +288,7 @@ class KafkaTransaction(SinkTransaction):
         if known is None or known.state != ONGOING:
             state = None if known is None else known.state
             raise UnavailableError("the transaction was not kept", state=state, transactional_id=self._id)
-        return PreparedTransaction(self._id, known.producer_id, known.epoch).handle()
+        return PreparedTransaction(self._id, known.producer_id, known.epoch).to_json()
 
     def _noticed(self, error: KafkaError) -> None:
         self._noticed_last = error

@@ -229,7 +229,7 @@ def leftovers(session: Session, query: SinkQuery) -> list[Handle]:
     _end_sessions(session, worker_application(query))
     prepared = [PreparedPart(gid) for (gid,) in session.run(_LEFT_PREPARED, [transactions_of(query)])]
     staged = [PreparedPart(name, schema) for schema, name in session.run(_LEFT_STAGED, [tables_of(query)])]
-    return [part.handle() for part in prepared + staged]
+    return [part.to_json() for part in prepared + staged]
 
 
 def end_older_drivers(session: Session, query: SinkQuery) -> None:

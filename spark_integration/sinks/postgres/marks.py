@@ -30,7 +30,7 @@ from typing import NamedTuple
 from psycopg import sql
 
 from holdfast.errors import InvalidArgumentError, StateLostError
-from holdfast.snapshotter.fields import Fields
+from holdfast.snapshotter.fields import Stored, refuse
 from holdfast.spark_integration.sinks.postgres.connecting import Session
 from holdfast.spark_integration.sinks.postgres.target import Target
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery, another_query
@@ -43,7 +43,8 @@ NAME_BYTES_MAX = 63
 SINKS, ATTEMPTS = "holdfast_sinks", "holdfast_sink_attempts"
 
 
-class PreparedPart(NamedTuple):
+@dataclass(frozen=True)
+class PreparedPart(Stored):
     """An attempt's prepared transaction, or its staging table."""
 
     name: str
@@ -52,16 +53,11 @@ class PreparedPart(NamedTuple):
     @classmethod
     def of(cls, query: SinkQuery, handle: Handle) -> PreparedPart:
         """Return the part that a query's handle names. Raises `CorruptionError` if it names anything else."""
-        fields = Fields(handle, "a handle", *cls._fields)
-        part = cls(fields.text("name"), fields.text_or_none("schema"))
+        part = cls.read(handle, "a handle")
         prefix = tables_of(query) if part.is_staged else transactions_of(query)
         if not part.name.startswith(prefix) or not _PART.fullmatch(part.name.removeprefix(prefix)):
-            fields.refuse("names no part of this query's", name=part.name)
+            refuse("a handle", "names no part of this query's", name=part.name)
         return part
-
-    def handle(self) -> Handle:
-        """Return the part's handle."""
-        return self._asdict()
 
     @property
     def is_staged(self) -> bool:

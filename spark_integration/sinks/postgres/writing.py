@@ -218,7 +218,7 @@ class CopyTransaction(SinkTransaction):
                 session.run(sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(part.name)))
         self._session = None
         give_back(session)
-        return part.handle()
+        return part.to_json()
 
     def abort(self) -> None:
         # A closed connection ends its transaction, in whatever state it was.

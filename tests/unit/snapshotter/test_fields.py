@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError
-from holdfast.snapshotter.fields import NOT_STORED, Coding, Fields, SignedInt, Stored
+from holdfast.snapshotter.fields import NOT_STORED, Coding, Fields, SignedInt, Stored, refuse
 
 
 @dataclass(frozen=True)
@@ -97,19 +97,28 @@ def test_an_object_inside_is_read_as_strictly(field: str) -> None:
             Outer.read(JSON | {field: inner if field == "inner" else [inner]}, "it")
 
 
+@dataclass(frozen=True)
+class Strict(Stored):
+    what: str
+
+
+@dataclass(frozen=True)
+class Notice(Stored, notice=True):
+    what: str
+
+
 def test_only_notices_may_have_fields_of_a_newer_release() -> None:
     values = {"what": "x", "since_then": 1}
     with pytest.raises(CorruptionError, match=r"it has other fields than this release.*unknown=.*since_then"):
-        Fields(values, "it", "what")
-    assert Fields.of_notice(values, "it", "what").text("what") == "x"
+        Strict.read(values, "it")
+    assert Notice.read(values, "it") == Notice("x")
     for wrong in ({"since_then": 1}, None, ["what"]):
         with pytest.raises(CorruptionError, match=r"^it has "):
-            Fields.of_notice(wrong, "it", "what")
+            Notice.read(wrong, "it")
 
 
 def test_no_error_repeats_a_long_text_of_the_header() -> None:
     """Whoever reads the log learns which object, which field, and how it begins."""
-    fields = Fields({"shard": "s" * 100_000}, "it", "shard")
     with pytest.raises(CorruptionError) as told:
-        fields.refuse("belongs elsewhere", shard=fields.text("shard"))
+        refuse("it", "belongs elsewhere", shard="s" * 100_000)
     assert str(told.value) == f"it belongs elsewhere, shard={'s' * 80}"

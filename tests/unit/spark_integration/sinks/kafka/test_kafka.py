@@ -189,7 +189,7 @@ _REQUESTS: list[Request[object]] = [
     protocol.metadata(["topic"]),
     protocol.find_coordinators(["id"]),
     protocol.init_producer_id("id", 1000),
-    protocol.end_txn("id", 1, 0, commit=True),
+    protocol.end_txn("id", 1, 0),
     protocol.describe_transactions(["id"]),
     protocol.list_transactions(["Ongoing"]),
     protocol.broker_setting("1", "transaction.max.timeout.ms"),
@@ -201,7 +201,7 @@ _REQUESTS: list[Request[object]] = [
 def ask(replies: Replies, patience_ms: int = 300) -> int:
     """Ask a server for the end of a transaction."""
     with broker(replies) as address, Cluster([address], Security(), patience_ms=patience_ms) as cluster:
-        return cluster.ask_any(protocol.end_txn("id", 1, 0, commit=True), lambda code: code)
+        return cluster.ask_any(protocol.end_txn("id", 1, 0), lambda code: code)
 
 
 @pytest.mark.parametrize("request_", _REQUESTS, ids=lambda one: one.name)
