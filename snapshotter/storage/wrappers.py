@@ -29,6 +29,8 @@ __all__ = ["Bandwidth", "LimitedStorage", "PrefixedStorage", "WrappedStorage"]
 class WrappedStorage(ObjectStorage):
     """Delegates to `inner`, which it closes; a subclass overrides what it changes."""
 
+    _folder = ""  #: Of all keys in `inner`
+
     def __init__(self, inner: ObjectStorage) -> None:
         super().__init__(inner.url)
         self.inner = inner
@@ -36,40 +38,6 @@ class WrappedStorage(ObjectStorage):
     @property
     def requests(self) -> dict[str, int]:
         return self.inner.requests
-
-    def put(self, key: str, data: Buffer) -> None:
-        self.inner.put(key, data)
-
-    def put_if_absent(self, key: str, data: Buffer) -> None:
-        self.inner.put_if_absent(key, data)
-
-    def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
-        return self.inner.get(key, limit_bytes)
-
-    def get_range(self, key: str, start: int, end: int) -> memoryview:
-        return self.inner.get_range(key, start, end)
-
-    def list(self, prefix: str) -> Sequence[ObjectInfo]:
-        return self.inner.list(prefix)
-
-    def delete(self, keys: Iterable[str]) -> None:
-        self.inner.delete(keys)
-
-    def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
-        return self.inner.abort_unfinished_uploads(prefix, before_ms)
-
-    def close(self) -> None:
-        self.inner.close()
-
-
-class PrefixedStorage(WrappedStorage):
-    """A folder of a storage as its own storage. Closing it closes `inner`: do not close a view that you pass on."""
-
-    def __init__(self, inner: ObjectStorage, prefix: str) -> None:
-        super().__init__(inner)
-        self.prefix = check_key(prefix)
-        self._folder = f"{prefix}/"
-        self.url = f"{inner.url}/{prefix}"
 
     def put(self, key: str, data: Buffer) -> None:
         self.inner.put(self._folder + key, data)
@@ -84,14 +52,29 @@ class PrefixedStorage(WrappedStorage):
         return self.inner.get_range(self._folder + key, start, end)
 
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
-        infos = self.inner.list(self._folder + check_folder(prefix))
-        return [replace(info, key=info.key.removeprefix(self._folder)) for info in infos]
+        return self.inner.list(self._folder + check_folder(prefix))
 
     def delete(self, keys: Iterable[str]) -> None:
         self.inner.delete([self._folder + key for key in keys])
 
     def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
         return self.inner.abort_unfinished_uploads(self._folder + check_folder(prefix), before_ms)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class PrefixedStorage(WrappedStorage):
+    """A folder of a storage as its own storage. Closing it closes `inner`: do not close a view that you pass on."""
+
+    def __init__(self, inner: ObjectStorage, prefix: str) -> None:
+        super().__init__(inner)
+        self.prefix = check_key(prefix)
+        self._folder = f"{prefix}/"
+        self.url = f"{inner.url}/{prefix}"
+
+    def list(self, prefix: str) -> Sequence[ObjectInfo]:
+        return [replace(info, key=info.key.removeprefix(self._folder)) for info in super().list(prefix)]
 
 
 class Bandwidth:
@@ -130,6 +113,5 @@ class LimitedStorage(WrappedStorage):
         self.inner.put(key, data)
 
     def put_if_absent(self, key: str, data: Buffer) -> None:
-        """Wait for bandwidth, then store the object unless its key holds other bytes."""
         self._bandwidth.take(flat_view(data).nbytes)
         self.inner.put_if_absent(key, data)
