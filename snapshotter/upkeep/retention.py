@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import TypeAlias
 
 from holdfast import clock
 from holdfast.backends.base import Pointer
@@ -56,17 +56,8 @@ _LEFT = {
 }
 
 
-class Link(NamedTuple):
-    """An object of a chain, as its key describes it."""
-
-    key: str  #: Below the shard
-    kind: str
-    version: int  #: The number of its version
-
-
-def links(chain: Iterable[ChainEntry]) -> tuple[Link, ...]:
-    """Return the links of a chain."""
-    return tuple(Link(e.key, e.kind, e.version) for e in chain)
+#: A commit or snapshot, as a chain names it or as it was listed.
+Link: TypeAlias = ChainEntry | StoredObject
 
 
 class History:
@@ -81,15 +72,14 @@ class History:
         if not self.is_there(link):
             return ()
         if link.kind == "snapshot":
-            return links(self.headers.manifest(self.listing.objects[link.key]).replaced)
-        return links(self.headers.commit(self.listing.objects[link.key]).lineage.chain)
+            return self.headers.manifest(self.listing.objects[link.key]).replaced
+        return self.headers.commit(self.listing.objects[link.key]).lineage.chain
 
     def commit_before(self, link: Link) -> Link | None:
         """Return the commit object before a commit, if history reaches it; raises as `before`."""
         if not self.is_there(link):
             return None
-        last = self.headers.commit(self.listing.objects[link.key]).lineage.last
-        return links([last])[0] if last else None
+        return self.headers.commit(self.listing.objects[link.key]).lineage.last
 
     def require(self, needed: Iterable[Link]) -> None:
         """Raise `CorruptionError` if an object, or a snapshot's part that later ones may reuse, is not listed."""
@@ -141,8 +131,7 @@ class History:
 
     def chain_of(self, stored: StoredObject) -> tuple[Link, ...]:
         """Return the chain of a stored commit or snapshot, itself included; raises as `before`."""
-        own = Link(stored.key, stored.kind, stored.version)
-        return (*self.before(own), own) if own.kind == "commit" else (own,)
+        return (*self.before(stored), stored) if stored.kind == "commit" else (stored,)
 
 
 def _newest_commit(chain: tuple[Link, ...], horizon: int) -> Link | None:
@@ -256,7 +245,7 @@ def run_retention(
     history.headers.forget_all_but(listing.objects.keys())
     try:
         now_ms = _stored_ms(shard.url, probe, {o.key: o.modified_ms for o in listing.of_kind("probe")})
-        needed = needed_from(links(chain), pointer.version - retained, history)
+        needed = needed_from(tuple(chain), pointer.version - retained, history)
         planned = plan(history, needed, now_ms, grace_ms)
     except (CorruptionError, NotFoundError):
         shard.delete([probe])
