@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from holdfast.spark_integration.operators.aggregates import variance as variance
     from holdfast.spark_integration.progress_metrics import metrics as metrics
     from holdfast.spark_integration.restarting import run as run
-    from holdfast.spark_integration.sink_source.registering import register as register
+    from holdfast.spark_integration.sink_source import register as register
     from holdfast.spark_integration.state_source.reading import read_state as read_state
     from holdfast.spark_integration.state_source.reading import state as state
     from holdfast.spark_integration.stream import stream as stream
@@ -79,7 +79,7 @@ _NAMES = {
     ),
     "spark_integration.progress_metrics": "metrics",
     "spark_integration.restarting": "run",
-    "spark_integration.sink_source.registering": "register",
+    "spark_integration.sink_source": "register",
     "spark_integration.state_source.reading": "read_state state",
     "spark_integration.stream": "stream",
     "spark_integration.vectorised.arrow_with_state": "StateTable",

@@ -17,8 +17,7 @@ import os
 from collections.abc import Sequence
 
 from holdfast.distribution import needs_extra
-from holdfast.spark_integration.sink_source.options import source_options
-from holdfast.spark_integration.sink_source.source import SinkSource
+from holdfast.spark_integration.sink_source import SinkSource, source_options
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from holdfast.spark_integration.sinks.exactly_once import ExactlyOnce, exactly_once
 from holdfast.spark_integration.sinks.files.parquet import ParquetSink, parquet_files, read_parquet

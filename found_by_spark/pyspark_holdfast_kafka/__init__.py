@@ -1,5 +1,5 @@
 """Where Spark finds the data source ``holdfast-kafka`` by itself: see `pyspark_holdfast`."""
 
-from holdfast.spark_integration.sink_source.registering import KafkaSource as DefaultSource
+from holdfast.spark_integration.sink_source import KafkaSource as DefaultSource
 
 __all__ = ["DefaultSource"]

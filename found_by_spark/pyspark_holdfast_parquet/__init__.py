@@ -1,5 +1,5 @@
 """Where Spark finds the data source ``holdfast-parquet`` by itself: see `pyspark_holdfast`."""
 
-from holdfast.spark_integration.sink_source.registering import ParquetSource as DefaultSource
+from holdfast.spark_integration.sink_source import ParquetSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -1,5 +1,5 @@
 """Where Spark finds the data source ``holdfast-postgres`` by itself: see `pyspark_holdfast`."""
 
-from holdfast.spark_integration.sink_source.registering import PostgresSource as DefaultSource
+from holdfast.spark_integration.sink_source import PostgresSource as DefaultSource
 
 __all__ = ["DefaultSource"]

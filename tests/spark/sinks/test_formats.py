@@ -20,9 +20,14 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.examples.sinks.csv_folder import CsvFolder, read
 from holdfast.sinks import SinkSource
 from holdfast.spark_integration import spark_versions
-from holdfast.spark_integration.sink_source.options import SourceOptions
-from holdfast.spark_integration.sink_source.registering import SINK_SOURCES, DeltaSource, PostgresSource
-from holdfast.spark_integration.sink_source.source import Begun, Written
+from holdfast.spark_integration.sink_source import (
+    SINK_SOURCES,
+    Begun,
+    DeltaSource,
+    PostgresSource,
+    SourceOptions,
+    Written,
+)
 from holdfast.spark_integration.sinks.coordinator import Coordinator
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from tests.read_kafka import committed

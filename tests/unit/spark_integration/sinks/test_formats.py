@@ -13,8 +13,14 @@ import pytest
 from holdfast import sinks
 from holdfast.errors import InvalidArgumentError
 from holdfast.sinks import SinkSource, TwoPhaseSink
-from holdfast.spark_integration.sink_source.options import SourceOptions, options_of
-from holdfast.spark_integration.sink_source.registering import DeltaSource, KafkaSource, ParquetSource, PostgresSource
+from holdfast.spark_integration.sink_source import (
+    DeltaSource,
+    KafkaSource,
+    ParquetSource,
+    PostgresSource,
+    SourceOptions,
+    options_of,
+)
 from tests.pages import ROOT
 
 _AS_SPARK_HAS_THEM = {"url": "path", "partition_by": "partitionBy"}

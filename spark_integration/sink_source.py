@@ -1,0 +1,437 @@
+"""A sink as a data source: Spark's writer of a stream, which runs the two-phase commit of each micro-batch.
+
+::
+
+    process            what Spark calls                          what is done
+    driver, planning   SinkSource(options).streamWriter(…)       begin: settle the last decision, abort leftovers
+    workers            writer.write(rows), the writer pickled    write and prepare; nothing if it was decided before
+    driver, ending     SinkSource, pickled, .streamWriter(…)
+                       .commit(messages, batch)                  confirm, store the decision, commit
+                       .abort(messages, batch)                   abort what was prepared
+
+Spark does so for each micro-batch, on the driver in Python processes that share nothing, have no session, and are told
+neither query nor micro-batch when they plan: both are read from the query's checkpoint location, once, and travel with
+the writer and its messages. So each micro-batch is a start of the coordinator, with what that costs; `exactly_once`
+keeps one over the micro-batches.
+
+Spark looks for formats, and makes their sources, in a process of its own: this module imports nothing that only reads
+state.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSource, WriterCommitMessage
+
+from holdfast.backends.registry import backend_names
+from holdfast.distribution import needs_extra
+from holdfast.errors import InvalidArgumentError
+from holdfast.settings import PREFIX, RETAINED, SINK_PREFIX, STORAGE_PREFIX, Settings
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import parse_storage_options
+from holdfast.spark_integration.shard.task import BATCH_PROPERTY
+from holdfast.spark_integration.sinks.coordinator import Coordinator
+from holdfast.spark_integration.sinks.delta.sink import DeltaSink
+from holdfast.spark_integration.sinks.exactly_once import (
+    decisions_storage,
+    session_configuration,
+    sink_options,
+    warn_of_other_sinks,
+)
+from holdfast.spark_integration.sinks.files.parquet import ParquetSink
+from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery, TwoPhaseSink
+from holdfast.spark_integration.sinks.writing import prepared_of, write_attempt
+from holdfast.spark_integration.spark_state.query_location import QueryLocation
+from holdfast.spark_integration.spark_types import arrow_schema
+from holdfast.spark_integration.spark_versions import require_arrow_streams, stream_arrow_writer
+from holdfast.spark_integration.state_source.source import STORAGE, STORAGE_IN_JSON, storage_options
+from holdfast.spark_integration.state_source.source import in_json as parsed_json
+from holdfast.spark_integration.transport.python_stage import Awaited
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+STATE_DIR = PREFIX + "state.dir"
+#: A JSON object of sink options whose names have capitals, since Spark passes names in lower case.
+SINK_IN_JSON = "sink"
+_LOCATION, _REPLACES = "checkpointlocation", "replaces"
+#: A sink may not know all options of the client behind it.
+_SECRET_NAME = re.compile(
+    r"(?i)(secret|passw(or)?d|passphrase|token|credential|authorization|cookie|connection_?string|(^|[._])sas([._]|$)|"
+    r"(access|account|master|sas)_?key|\.pem)(?!.*(url|location|file)$)"
+)
+_SparksWriter: Any = stream_arrow_writer()
+_FileSink = TypeVar("_FileSink", ParquetSink, DeltaSink)
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """A stream's sink and query, from its options."""
+
+    location: str  #: Spark's checkpoint location of the query
+    replaces: str | None
+    settings: Mapping[str, str] = field(repr=False)  #: Those of the session that were given as options
+    sink: Mapping[str, str] = field(repr=False)  #: The sink's options
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str], sink: TwoPhaseSink, arguments: Collection[str]) -> Self:
+        """Return a stream's options, their names in lower case, given the names of the sink's `arguments`.
+
+        Raises `InvalidArgumentError` without checkpoint location or place of decisions, or for an unknown one.
+        """
+        values = {name.lower(): value for name, value in given.items()}
+        location, directory = values.pop(_LOCATION, ""), values.pop(STATE_DIR, "")
+        if not location:
+            raise InvalidArgumentError(
+                "the sink must know its query: give the query's location as the option checkpointLocation of this "
+                "stream, not as a setting of the session",
+                sink=sink.name,
+            )
+        if not directory:
+            raise InvalidArgumentError(
+                f"a sink needs a place for its decisions: give the option {STATE_DIR}, preferably with all others "
+                "through .options(**holdfast.sinks.source_options(spark, sink))",
+                sink=sink.name,
+            )
+        settings = {STATE_DIR: directory}
+        retained = values.pop(RETAINED.lower(), None)
+        if retained is not None:
+            settings[RETAINED] = retained
+        for name, value in parsed_json(values.pop(STORAGE_IN_JSON, "{}")).items():
+            settings[STORAGE_PREFIX + name] = value
+        for name in [name for name in values if name.startswith(STORAGE)]:
+            settings[PREFIX + name] = values.pop(name)
+        replaces = values.pop(_REPLACES, None)
+        taken = {name.lower() for name in arguments}
+        options = parsed_json(values.pop(SINK_IN_JSON, "{}"))
+        options |= _own({name: value for name, value in values.items() if name not in taken}, sink)
+        return cls(location, replaces, settings, options)
+
+    def open_decisions(self) -> tuple[ObjectStorage, int]:
+        """Return the storage of decisions, to be closed, and how many are kept."""
+        return decisions_storage(self._parsed, self.settings), self._parsed.retained_versions
+
+    def open_location(self) -> ObjectStorage:
+        """Return the storage of Spark's checkpoint location, to be closed."""
+        return open_storage(self.location, parse_storage_options(self._parsed.storage_values(self.settings)))
+
+    @cached_property
+    def _parsed(self) -> Settings:
+        return Settings.parse(self.settings, backend_names())
+
+
+def _own(values: Mapping[str, str], sink: TwoPhaseSink) -> dict[str, str]:
+    """Return the sink's options, named as settings of the session would name them."""
+    prefix, cased = f"{SINK_PREFIX}{sink.name}.".lower(), {name.lower(): name for name in sink.credentials}
+    options = {}
+    for name, value in values.items():
+        if name.startswith(PREFIX) and not name.startswith(prefix):
+            raise InvalidArgumentError(
+                f"not an option of the stream's sink: those are {SINK_PREFIX}{sink.name}.<option>, or <option> alone; "
+                "the options of the storage are storage.<option>",
+                option=name,
+                sink=sink.name,
+            )
+        option = name.removeprefix(prefix)
+        options[cased.get(option, option)] = value
+    return options
+
+
+def source_options(spark: SparkSession, sink: TwoPhaseSink) -> dict[str, str]:
+    """Return a session's settings for a sink as options of a stream: ``.options(**source_options(spark, sink))``.
+
+    On the driver, Spark shows a data source no settings, so they become options, including how many decisions to keep,
+    ``spark.sql.streaming.minBatchesToRetain``. Workers still read credentials from the session, so set them there.
+
+    Parameters
+    ----------
+    spark : SparkSession
+    sink : TwoPhaseSink
+    """
+    values = session_configuration(spark, sink)
+    warn_of_other_sinks(values, sink.name)
+    return options_of(values, sink)
+
+
+def options_of(values: Mapping[str, str], sink: TwoPhaseSink) -> dict[str, str]:
+    """Return settings as options of a stream: see `source_options`."""
+    own = sink_options(values, sink.name)
+    known = {name.lower() for name in own} & {name.lower() for name in sink.credentials}
+    in_json = {name: own.pop(name) for name in [*own] if name.lower() not in {name, *known}}
+    storage = {
+        key.removeprefix(STORAGE_PREFIX): value for key, value in values.items() if key.startswith(STORAGE_PREFIX)
+    }
+    return {
+        **{key: values[key] for key in (STATE_DIR, RETAINED) if key in values},
+        **storage_options(storage),
+        **{f"{SINK_PREFIX}{sink.name}.{name}": value for name, value in own.items()},
+        **({SINK_IN_JSON: json.dumps(in_json)} if in_json else {}),
+    }
+
+
+class SinkSource(DataSource):
+    """A data source that writes to a `TwoPhaseSink`; a subclass makes the sink and names the format.
+
+    ::
+
+        class CsvFolders(SinkSource):
+            arguments = ("path",)
+
+            @classmethod
+            def name(cls):
+                return "csv-folder"
+
+            def sink(self):
+                return CsvFolder(self.options["path"])
+
+    Attributes
+    ----------
+    arguments : sequence of str
+        Names of the options from which `sink` makes the sink; all others are options of the sink.
+    """
+
+    arguments: ClassVar[Sequence[str]] = ()
+    #: Spark plans with an instance that it has just made, and commits with one that has travelled.
+    _has_travelled = False
+
+    @abstractmethod
+    def sink(self) -> TwoPhaseSink:
+        """Return the sink that the options describe."""
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        """Return the writer of a micro-batch; before its tasks, abort the last run's leftovers."""
+        require_arrow_streams()
+        sink = self.sink()
+        options = SourceOptions.parse(dict(self.options), sink, self.arguments)
+        rows = arrow_schema(schema, f"the rows for sink {sink.name!r}", keep_not_null=False)
+        writer = StreamWriter(sink, options, rows)
+        if not self._has_travelled:
+            writer.begin()
+        return writer
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore the pickled state."""
+        self.__dict__.update(state)
+        self._has_travelled = True
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A micro-batch that the driver has begun."""
+
+    query_id: str
+    batch_id: int
+    plan: str  #: What Spark has planned for it: see `Coordinator.start`
+    entry: int  #: The number under which it was begun: `Coordinator.number`
+    is_decided: bool  #: Whether it was decided before, so that its rows are dropped
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What one task has prepared."""
+
+    partition: int
+    rows: int
+    handle: str  #: As JSON; empty if there were no rows, or if they were dropped
+    begun: Begun
+
+
+class StreamWriter(Awaited, _SparksWriter):
+    """Writes one micro-batch; travels to the workers without credentials."""
+
+    def __init__(self, sink: TwoPhaseSink, options: SourceOptions, schema: pa.Schema) -> None:
+        self._sink, self._options, self._schema = sink, options, schema
+        self._option_names = frozenset({*options.sink, *sink.credentials})
+        self._begun: Begun | None = None
+        # Without credentials.
+        self._query: SinkQuery | None = None
+
+    def begin(self) -> None:
+        """Abort the last run's leftovers, and find out whether the micro-batch was decided; on the driver."""
+        with self._options.open_location() as storage:
+            location = QueryLocation(storage)
+            query_id, newest = location.query_id(), location.newest_planned()
+            planned = None if newest is None else location.planned(newest)
+        if newest is None or planned is None:
+            raise InvalidArgumentError("the query has planned no micro-batch", location=self._options.location)
+        with self._coordinator(query_id) as (coordinator, query):
+            coordinator.start(newest, self._schema, planned.plan)
+            self._begun = Begun(query_id, newest, planned.plan, coordinator.number, coordinator.is_decided(newest))
+        self._query = replace(query, options=_without(query.options, self._sink.credentials))
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write and prepare the rows of a task."""
+        context, begun = TaskContext.get(), self._begun
+        assert context is not None
+        assert begun is not None
+        assert self._query is not None
+        batch_id, partition = int(context.getLocalProperty(BATCH_PROPERTY) or -1), context.partitionId()
+        if batch_id != begun.batch_id:
+            raise InvalidArgumentError(
+                "the option checkpointLocation names another query's location", planned=begun.batch_id, batch=batch_id
+            )
+        if begun.is_decided:  # the operators before it must have seen all rows
+            return Written(partition, sum(rows.num_rows for rows in iterator), "", begun)
+        written = write_attempt(self._sink, self._query, self._option_names, batch_id, self._schema, iterator)
+        return Written(partition, *written, begun)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Decide the micro-batch and make it visible; on the driver."""
+        written = [one for one in messages if isinstance(one, Written)]
+        if not written:
+            return
+        begun = written[0].begun
+        with self._coordinator(begun.query_id) as (coordinator, _):
+            coordinator.resume(begun.entry)
+            prepared = prepared_of(written, repeated=False)
+            if coordinator.is_decided(batchId) and not prepared.handles:
+                coordinator.warn_of_dropped_rows(prepared.rows)
+            else:
+                coordinator.finish(batchId, prepared, begun.plan)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Abort what a failed micro-batch prepared, as far as messages tell; the next start does the rest."""
+        written = [one for one in messages if isinstance(one, Written)]
+        if written and len(written) < len(messages):
+            begun = written[0].begun
+            with self._coordinator(begun.query_id) as (coordinator, _):
+                coordinator.resume(begun.entry)
+                coordinator.give_up()
+
+    @contextmanager
+    def _coordinator(self, query_id: str) -> Iterator[tuple[Coordinator, SinkQuery]]:
+        query = SinkQuery(self._sink.name, query_id, self._options.replaces, self._options.sink)
+        decisions, retained = self._options.open_decisions()
+        with decisions:
+            yield Coordinator(self._sink, query, decisions, retained, location=self._options.location), query
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the part that may travel: no credentials, and nothing of the driver's."""
+        return self.__dict__ | {"_options": None}
+
+
+def _without(options: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    hidden = {name.lower() for name in names}
+    return {
+        name: value for name, value in options.items() if name.lower() not in hidden and not _SECRET_NAME.search(name)
+    }
+
+
+class _Source(SinkSource):
+    def _required(self, option: str) -> str:
+        value = self.options.get(option, "")
+        if not value:
+            raise InvalidArgumentError(f"give the option {option}", format=self.name(), needs=", ".join(self.arguments))
+        return value
+
+    def _names(self, option: str) -> list[str]:
+        return [name.strip() for name in self.options.get(option, "").split(",") if name.strip()]
+
+    def _flag(self, option: str) -> bool:
+        value = self.options.get(option, "false").lower()
+        if value not in ("true", "false"):
+            raise InvalidArgumentError(f"the option {option} must be true or false", given=value)
+        return value == "true"
+
+    def _number(self, option: str, default: int) -> int:
+        value = self.options.get(option, str(default))
+        if not re.fullmatch("[0-9]{1,9}", value):
+            raise InvalidArgumentError(f"the option {option} must be a whole number", given=value)
+        return int(value)
+
+    def _seconds(self, option: str, default: float) -> float:
+        value = self.options.get(option, str(default))
+        if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value):
+            raise InvalidArgumentError(
+                f"the option {option} must be a number of seconds, such as 30 or 0.5", given=value
+            )
+        return float(value)
+
+    def _with_files(self, sink: _FileSink) -> _FileSink:
+        compression = self.options.get("compression", sink.compression)
+        return replace(sink, compression=compression, file_mb=self._number("file_mb", sink.file_mb))
+
+
+class PostgresSource(_Source):
+    """``format("holdfast-postgres")``: options ``name``, ``table``, and others of `PostgresSink`."""
+
+    arguments = ("name", "table", "keys", "create", "schema", "dsn")
+
+    @classmethod
+    def name(cls) -> str:
+        return "holdfast-postgres"
+
+    def sink(self) -> TwoPhaseSink:
+        with needs_extra("postgres"):
+            from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
+        name, table = self._required("name"), self._required("table")
+        schema, dsn = self.options.get("schema"), self.options.get("dsn", "")
+        return PostgresSink(name, table, self._names("keys"), self._flag("create"), schema, dsn)
+
+
+class KafkaSource(_Source):
+    """``format("holdfast-kafka")``: options ``name``, ``topic``, ``servers`` and ``timeout_s``."""
+
+    arguments = ("name", "topic", "servers", "timeout_s")
+
+    @classmethod
+    def name(cls) -> str:
+        return "holdfast-kafka"
+
+    def sink(self) -> TwoPhaseSink:
+        with needs_extra("kafka"):
+            from holdfast.spark_integration.sinks.kafka.sink import KafkaSink
+        name, topic, servers = self._required("name"), self.options.get("topic"), self.options.get("servers")
+        return KafkaSink(name, topic, servers=servers, timeout_s=self._seconds("timeout_s", 30))
+
+
+class ParquetSource(_Source):
+    """``format("holdfast-parquet")``: options ``name``, ``path``, ``compression`` and ``file_mb``."""
+
+    arguments = ("name", "path", "compression", "file_mb")
+
+    @classmethod
+    def name(cls) -> str:
+        return "holdfast-parquet"
+
+    def sink(self) -> TwoPhaseSink:
+        return self._with_files(ParquetSink(self._required("name"), self._required("path")))
+
+
+class DeltaSource(_Source):
+    """``format("holdfast-delta")``: options ``name``, ``path``, and others of `DeltaSink`."""
+
+    arguments = ("name", "path", "keys", "partitionBy", "create", "compression", "file_mb")
+
+    @classmethod
+    def name(cls) -> str:
+        return "holdfast-delta"
+
+    def sink(self) -> TwoPhaseSink:
+        keys, partitions = self._names("keys") or None, self._names("partitionBy")
+        sink = DeltaSink(self._required("name"), self._required("path"), keys, partitions, self._flag("create"))
+        return self._with_files(sink)
+
+
+SINK_SOURCES = (PostgresSource, KafkaSource, ParquetSource, DeltaSource)
+
+
+def register(spark: SparkSession) -> None:
+    """Register ``format("holdfast")`` and the sinks' formats, if Spark has not found them by itself."""
+    from holdfast.spark_integration.state_source.reading import register_source
+    from holdfast.spark_integration.state_source.source import StateSource
+
+    for source in (StateSource, *SINK_SOURCES):
+        register_source(spark, source)

@@ -1,1 +1,0 @@
-"""Sinks as data sources of Spark's: ``writeStream.format("holdfast-…")``, for append mode."""
