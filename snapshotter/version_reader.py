@@ -34,8 +34,7 @@ from holdfast.backends.registry import find_backend
 from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
 from holdfast.backends.run_stack import merge_over, merge_prefixes, scan_runs
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
-from holdfast.snapshotter.commit_objects import Commit, CommitObjects
-from holdfast.snapshotter.commits import ObjectCommitLog
+from holdfast.snapshotter.commits import Commit, CommitObjects, ObjectCommitLog
 from holdfast.snapshotter.lineage import ChainEntry
 from holdfast.snapshotter.snapshots.manifest import Manifest, Part, SnapshotFile
 from holdfast.snapshotter.snapshots.snapshots import Snapshots, fetch_part

@@ -63,7 +63,7 @@ from holdfast.errors import (
     StateLostError,
     UnavailableError,
 )
-from holdfast.snapshotter.commit_objects import COMMIT_BYTES_MAX, CommitObjects
+from holdfast.snapshotter.commits import COMMIT_BYTES_MAX, CommitObjects
 from holdfast.snapshotter.ownership.operator_record import declare_operator, read_operator, shard_prefix
 from holdfast.snapshotter.ownership.query_origin import QueryOrigin, find_origin
 from holdfast.snapshotter.ownership.stored_tables import FOLDER as SCHEMAS

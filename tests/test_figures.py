@@ -12,7 +12,7 @@ from holdfast.backends.rocksdb import generation
 from holdfast.backends.rocksdb import options as rocksdb
 from holdfast.cli import group
 from holdfast.settings import MOST_SHARDS, Settings
-from holdfast.snapshotter import commit_objects, commits
+from holdfast.snapshotter import commits
 from holdfast.snapshotter.ownership import claims
 from holdfast.snapshotter.snapshots import snapshots
 from holdfast.snapshotter.storage import hdfs, s3
@@ -73,7 +73,7 @@ FIGURES = {
     "docs/backends.md": [
         f"`spark.holdfast.rocksdb.memory` | `{mib(ROCKSDB.memory_bytes)}m` |",
         f"`spark.holdfast.rocksdb.compression` | `{ROCKSDB.compression}` |",
-        f"that of a commit: {gib(commit_objects.COMMIT_BYTES_MAX)} GiB",
+        f"that of a commit: {gib(commits.COMMIT_BYTES_MAX)} GiB",
         f"{mib(rocksdb.MEMORY_BYTES_MIN)}m at least |",
         f"the {generation.MOST_OPEN} databases used last stay open",
     ],
@@ -128,7 +128,7 @@ FIGURES = {
         f"Output beyond {mib(call.HELD_BACK_BYTES)} MiB leaves as it is produced",
     ],
     "docs/savepoints.md": [
-        f"one commit of at most {gib(commit_objects.COMMIT_BYTES_MAX)} GiB",
+        f"one commit of at most {gib(commits.COMMIT_BYTES_MAX)} GiB",
         f"up to {mib(copies.AT_ONCE_BYTES)} MiB together",
     ],
     "docs/ui.md": [

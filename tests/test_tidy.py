@@ -53,7 +53,7 @@ ROOMS = {
     "snapshotter": (
         "fields storage",
         "fence lineage",
-        "commit_objects ownership sink_log snapshots",
+        "ownership sink_log snapshots",
         "commits",
         "upkeep",
         "version_reader",

@@ -38,7 +38,7 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.options import did_you_mean
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
-from holdfast.snapshotter.commit_objects import Commit, read_commit, read_commit_end, require_intact
+from holdfast.snapshotter.commits import Commit, read_commit, read_commit_end, require_intact
 from holdfast.snapshotter.fence import newest_among
 from holdfast.snapshotter.lineage import ChainEntry
 from holdfast.snapshotter.ownership.claims import FOLDER as CLAIMS

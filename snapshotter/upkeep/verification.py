@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
-from holdfast.snapshotter.commit_objects import Commit
+from holdfast.snapshotter.commits import Commit
 from holdfast.snapshotter.lineage import Chain, ChainEntry, Lineage
 from holdfast.snapshotter.snapshots.manifest import PART_OBJECT_BYTES_MAX, Manifest, read_part
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage

@@ -52,8 +52,7 @@ from holdfast.backends.evolution import evolved
 from holdfast.backends.options import did_you_mean, nearest_name
 from holdfast.backends.run import Keys, Run, TableSchema, under_names
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
-from holdfast.snapshotter.commit_objects import Commit, CommitObjects
-from holdfast.snapshotter.commits import ObjectCommitLog
+from holdfast.snapshotter.commits import Commit, CommitObjects, ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import read_operator, shard_prefix
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
 from holdfast.snapshotter.savepoints.manifest import Piece

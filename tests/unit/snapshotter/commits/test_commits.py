@@ -26,8 +26,7 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.mvcc.store import RestoredVersion
-from holdfast.snapshotter.commit_objects import COMMIT_BYTES_MAX, CommitObjects
-from holdfast.snapshotter.commits import ObjectCommitLog
+from holdfast.snapshotter.commits import COMMIT_BYTES_MAX, CommitObjects, ObjectCommitLog
 from holdfast.snapshotter.lineage import Lineage
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage

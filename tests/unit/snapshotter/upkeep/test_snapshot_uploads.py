@@ -17,7 +17,7 @@ from holdfast.backends import local_files, stored_file
 from holdfast.backends.base import Pointer
 from holdfast.backends.stored_file import BLOCK_BYTES, END_BYTES_MAX, NOTICE_BYTES_MAX
 from holdfast.errors import CorruptionError, NotFoundError
-from holdfast.snapshotter.commit_objects import read_commit
+from holdfast.snapshotter.commits import read_commit
 from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage, WrappedStorage
 from holdfast.snapshotter.upkeep import catalogue
