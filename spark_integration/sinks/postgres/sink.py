@@ -11,29 +11,34 @@ staging tables          rows are updated by keys, or the above does not hold. Th
 ======================  ==================================================================================
 
 The sink chooses by itself when a query starts, and logs which and why.
+
+A part that is still there is not committed: a prepared transaction's name goes with its commit, and the driver applies,
+marks and drops staging tables in one transaction. A part that is gone was committed if its mark says so, or if the
+target shows a later micro-batch; else it is lost.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple, TypeVar
 
 import pyarrow as pa
 from psycopg import errors, sql
 
-from holdfast.errors import InvalidArgumentError
+from holdfast.errors import InvalidArgumentError, SchemaMismatchError, StateLostError, UnavailableError
 from holdfast.snapshotter.sink_log import checked_sink
-from holdfast.spark_integration.sinks.postgres import connecting, ending, target
+from holdfast.spark_integration.sinks.postgres import connecting, target
 from holdfast.spark_integration.sinks.postgres.connecting import Session, translated
-from holdfast.spark_integration.sinks.postgres.ending import Ending
 from holdfast.spark_integration.sinks.postgres.marks import (
     NAME_BYTES_MAX,
     MarkTables,
     PreparedPart,
     driver_application,
+    tables_of,
+    transactions_of,
     worker_application,
 )
 from holdfast.spark_integration.sinks.postgres.target import Target, made_for
@@ -44,7 +49,9 @@ from holdfast.spark_integration.sinks.two_phase_sink import (
     SinkQuery,
     SinkTransaction,
     TwoPhaseSink,
+    another_query,
     column_names,
+    warn_of_another_driver,
 )
 
 _log = logging.getLogger(__name__)
@@ -86,7 +93,7 @@ class PostgresSink(TwoPhaseSink):
             self._lent(query) as session,
         ):
             connecting.require_own_session(session, lambda: self._lent(query))
-            ending.end_older_drivers(session, query)
+            end_older_drivers(session, query)
         return self._drive(query, "a sink is opened", lambda session: self._open(session, query, schema))
 
     def _open(self, session: Session, query: SinkQuery, schema: pa.Schema) -> int:
@@ -136,10 +143,10 @@ class PostgresSink(TwoPhaseSink):
         self._drive(query, "a micro-batch is committed", commit, batch=batch_id)
 
     def abort(self, query: SinkQuery, handles: Sequence[Handle]) -> None:
-        self._drive(query, "what was prepared is aborted", lambda session: ending.abort(session, query, handles))
+        self._drive(query, "what was prepared is aborted", lambda session: _abort(session, query, handles))
 
     def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
-        return self._drive(query, "leftovers are looked for", lambda session: ending.leftovers(session, query))
+        return self._drive(query, "leftovers are looked for", lambda session: _leftovers(session, query))
 
     def _drive(self, query: SinkQuery, doing: str, step: Callable[[Session], _Result], **facts: object) -> _Result:
         """Run a step of the driver; repeat it if another driver that starts or wakes up ends its session."""
@@ -191,3 +198,267 @@ class PostgresSink(TwoPhaseSink):
         names_ = session.run("SELECT parse_ident(%s)", [self.table])[0][0]
         make = sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})")
         session.run(make.format(sql.Identifier(*names_), sql.SQL(", ").join(parts)))
+
+
+_PREPARED = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND gid = ANY (%s)"
+_STAGED = """
+SELECT n.nspname, c.relname, ARRAY(SELECT ARRAY[attname::text, format_type(atttypid, atttypmod)] FROM pg_attribute
+                                   WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped ORDER BY attnum),
+       ARRAY(SELECT conname::text FROM pg_constraint WHERE conrelid = c.oid AND contype = 'c')
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'r' AND c.relname = ANY (%s)"""
+_LEFT_PREPARED = """
+SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND starts_with(gid, %s) ORDER BY gid"""
+_LEFT_STAGED = """
+SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind = 'r' AND starts_with(c.relname, %s) ORDER BY 2"""
+_SESSIONS = """
+FROM pg_stat_activity WHERE application_name = %s AND datname = current_database() AND pid <> pg_backend_pid()"""
+# Of each open transaction, whoever's; what it is doing is shown to its own role only.
+_IN_TRANSACTION = "AND pid IN (SELECT pid FROM pg_locks WHERE locktype = 'virtualxid')"
+_PATIENCE_MS = 10_000
+# A B-tree takes up to 2,704 bytes a row, of all its columns.
+_INDEXED_BYTES_MAX = 2_000
+
+
+class StagingTable(NamedTuple):
+    """An existing staging table."""
+
+    part: PreparedPart
+    columns: dict[str, str]  #: Their types, by name
+    checks: set[str]  #: Names
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        """The table's name in SQL."""
+        return sql.Identifier(str(self.part.schema), self.part.name)
+
+
+class Ending:
+    """How one query's driver ends the parts of a micro-batch, in one session."""
+
+    def __init__(self, marks: MarkTables, keys: Sequence[str]) -> None:
+        self._marks, self._keys = marks, keys
+        self._session, self._query, self._target = marks.session, marks.query, marks.target
+
+    def confirm(self, handles: Sequence[Handle], opened: Target | None) -> None:
+        """Raise if a part is gone, or the target, as `opened`, refuses staged rows, which are tried and rolled back."""
+        self._marks.require_same()
+        parts = [PreparedPart.of(self._query, handle) for handle in handles]
+        there = _there(self._session, parts)
+        gone = [part for part in parts if part not in there]
+        if gone:
+            raise UnavailableError(
+                "what was prepared is gone from the server: somebody ended it, or it was restored; the micro-batch is "
+                "written again",
+                sink=self._query.sink, gone=len(gone), first=gone[0].name,
+            )  # fmt: skip
+        staged = _staged(there)
+        for one in staged:
+            self._check_unaltered(one)
+        if staged and (self._target != opened or self._may_refuse(staged)):
+            with self._session.connection.transaction(force_rollback=True):
+                self.apply(staged)
+                self._session.run("SET CONSTRAINTS ALL IMMEDIATE")
+
+    def commit(self, batch_id: int, handles: Sequence[Handle]) -> None:
+        """Commit what remains, once everything gone is known to be committed."""
+        parts = [PreparedPart.of(self._query, handle) for handle in handles]
+        # In this order: the mark is written last, so anything after it belongs to an attempt that does not count.
+        shown = self._marks.shown()
+        there = _there(self._session, parts)
+        is_ours = shown.query_id in (None, self._query.query_id)
+        if is_ours and batch_id > shown.batch_id and not shown.is_there:
+            raise self._marks.another_table()
+        if not is_ours or batch_id >= shown.batch_id:
+            self._check_gone(batch_id, [part for part in parts if part not in there])
+        if not is_ours:
+            if there:
+                raise another_query(self._query, shown.query_id)
+            return
+        if batch_id <= shown.batch_id:
+            self._end_another_drivers(batch_id, there)
+            return
+        prepared = [part for part in there if not part.is_staged]
+        others = [part for part in prepared if not end_prepared(self._session, "COMMIT", part)]
+        if others and self._marks.shown().batch_id <= batch_id:
+            self._check_gone(batch_id, others)
+        if len(prepared) < len(there):
+            with self._session.connection.transaction():
+                self._commit_staged(batch_id, [part for part in parts if part.is_staged])
+        else:
+            self._marks.show(batch_id)
+
+    def apply(self, staged: Iterable[StagingTable]) -> None:
+        """Put rows into the target: of one key, the last row of the highest partition counts."""
+        parts, applied = sorted(staged, key=lambda each: each.part.partition), 0
+        try:
+            # One savepoint for all: of hundreds of partitions each request counts.
+            with self._session.connection.transaction():
+                for part in parts:
+                    self._session.run(self._insert(part, once=False))
+                    applied += 1
+        except errors.CardinalityViolation:
+            # Sorting costs as much as the rest: so only from the first partition on that has a key twice.
+            for number, part in enumerate(parts):
+                self._session.run(self._insert(part, once=number >= applied))
+
+    def put(self, batch_id: int, staged: Sequence[StagingTable]) -> None:
+        """Apply, remember and drop staging tables."""
+        self.apply(staged)
+        # From here on nobody can drop the table.
+        self._marks.require_same()
+        self._session.run(self._marks.remember(batch_id, [one.part.attempt for one in staged]))
+        drop(self._session, staged)
+
+    def _check_unaltered(self, staged: StagingTable) -> None:
+        for name, declared in staged.columns.items():
+            column = self._target.columns.get(name)
+            if column is None or column.declared != declared:
+                raise SchemaMismatchError(
+                    "the table was altered while a micro-batch was written for it; start the query again",
+                    column=name, written_as=declared, table=f"{self._target.schema}.{self._target.name}",
+                )  # fmt: skip
+
+    def _may_refuse(self, staged: Sequence[StagingTable]) -> bool:
+        if self._target.may_refuse(self._keys):
+            return True
+        checks = target.checks(self._session, self._target)
+        return any(not all(check.name in one.checks for check in checks) or self._is_long(one) for one in staged)
+
+    def _is_long(self, staged: StagingTable) -> bool:
+        sizes = [sql.SQL("coalesce(pg_column_size({}), 0)").format(sql.Identifier(name))
+                 for name in self._target.indexed if name in staged.columns]  # fmt: skip
+        if not sizes:
+            return False
+        ask = sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE {} > {})")
+        size = sql.SQL(" + ").join(sizes)
+        return bool(self._session.run(ask.format(staged.identifier, size, sql.Literal(_INDEXED_BYTES_MAX)))[0][0])
+
+    def _commit_staged(self, batch_id: int, parts: Sequence[PreparedPart]) -> None:
+        # Whoever else commits this micro-batch waits here, then finds it done.
+        shown = self._marks.shown(lock=True)
+        if shown.query_id not in (None, self._query.query_id):
+            raise another_query(self._query, shown.query_id)
+        there = _there(self._session, parts)
+        if batch_id >= shown.batch_id:
+            self._check_gone(batch_id, [part for part in parts if part not in there])
+        if batch_id <= shown.batch_id:
+            self._end_another_drivers(batch_id, there)
+            return
+        self.put(batch_id, _staged(there))
+        self._marks.show(batch_id)
+
+    def _check_gone(self, batch_id: int, gone: Sequence[PreparedPart]) -> None:
+        attempts = {part.attempt for part in gone}
+        lost = attempts - self._marks.remembered(batch_id, sorted(attempts)) if gone else None
+        if lost:
+            raise StateLostError(
+                "the server has lost what was prepared for a decided micro-batch: somebody rolled it back or dropped "
+                "it, or the server was restored from a backup; nothing more of the micro-batch is made visible. "
+                "Restore the server as it was, or query and table together to an earlier state",
+                sink=self._query.sink, batch=batch_id, lost=len(lost), attempt=min(lost),
+            )  # fmt: skip
+
+    def _end_another_drivers(self, batch_id: int, there: Mapping[PreparedPart, StagingTable | None]) -> None:
+        """Abort other attempts at a visible micro-batch: they would show it twice."""
+        if there:
+            warn_of_another_driver(self._query, batch_id)
+            _end(self._session, there)
+
+    def _insert(self, staged: StagingTable, *, once: bool) -> sql.Composed:
+        named = sql.SQL(", ").join(map(sql.Identifier, staged.columns))
+        keys = sql.SQL(", ").join(map(sql.Identifier, self._keys))
+        distinct = sql.SQL("DISTINCT ON ({}) ").format(keys) if once else sql.SQL("")
+        # The last row that was written is the last in the file: nothing was ever deleted from it.
+        order = sql.SQL(" ORDER BY {}, ctid DESC").format(keys) if once else sql.SQL("")
+        parts = [self._target.identifier, named, distinct, named, staged.identifier, order]
+        insert = sql.SQL("INSERT INTO {} ({}) SELECT {}{} FROM {}{}").format(*parts)
+        return sql.Composed([insert, self._on_conflict(staged.columns, keys)]) if self._keys else insert
+
+    def _on_conflict(self, columns: Iterable[str], keys: sql.Composed) -> sql.Composed:
+        values = [name for name in columns if name not in self._keys]
+        if not values:
+            return sql.SQL(" ON CONFLICT ({}) DO NOTHING").format(keys)
+        sets = sql.SQL(", ").join(
+            sql.SQL("{} = EXCLUDED.{}").format(sql.Identifier(name), sql.Identifier(name)) for name in values
+        )
+        return sql.SQL(" ON CONFLICT ({}) DO UPDATE SET {}").format(keys, sets)
+
+
+def _abort(session: Session, query: SinkQuery, handles: Sequence[Handle]) -> None:
+    """Roll back or drop what remains."""
+    _end(session, _there(session, [PreparedPart.of(query, handle) for handle in handles]))
+
+
+def drop(session: Session, tables: Sequence[StagingTable]) -> None:
+    """Drop staging tables."""
+    if tables:
+        listed = sql.SQL(", ").join(one.identifier for one in tables)
+        session.run(sql.SQL("DROP TABLE IF EXISTS {}").format(listed))
+
+
+def _leftovers(session: Session, query: SinkQuery) -> list[Handle]:
+    """End the sessions of a query's workers, and return all that they have prepared."""
+    _end_sessions(session, worker_application(query))
+    prepared = [PreparedPart(gid) for (gid,) in session.run(_LEFT_PREPARED, [transactions_of(query)])]
+    staged = [PreparedPart(name, schema) for schema, name in session.run(_LEFT_STAGED, [tables_of(query)])]
+    return [part.to_json() for part in prepared + staged]
+
+
+def end_older_drivers(session: Session, query: SinkQuery) -> None:
+    """End the open transactions of older drivers: a frozen or vanished one would block this driver."""
+    for query_id in filter(None, [query.query_id, query.replaces]):
+        _end_sessions(session, driver_application(replace(query, query_id=query_id)), _IN_TRANSACTION)
+
+
+def _end_sessions(session: Session, application: str, which: str = "") -> None:
+    sessions = f"{_SESSIONS} {which}"
+    try:
+        ended = session.run(f"SELECT pid, pg_terminate_backend(pid, {_PATIENCE_MS}) {sessions}", [application])
+    except errors.InsufficientPrivilege as exc:
+        roles = ", ".join(sorted({row[0] for row in session.run(f"SELECT usename {sessions}", [application])}))
+        raise InvalidArgumentError(
+            "an earlier run's session belongs to another role, and could still commit or hold locks: GRANT "
+            f"{roles} TO the sink's user, or end it with pg_terminate_backend as that role",
+            application_name=application,
+        ) from exc
+    # One that another driver has opened meanwhile is not meant; one that ended by itself counts as not terminated.
+    left = [pid for pid, is_ended in ended if not is_ended]
+    if left and session.run(f"SELECT {sessions} AND pid = ANY (%s)", [application, left]):
+        raise UnavailableError(
+            "an earlier run's session does not end, and could still prepare, commit or hold locks; end it with "
+            "pg_terminate_backend, and start the query again",
+            application_name=application,
+        )
+
+
+def end_prepared(session: Session, how: str, part: PreparedPart) -> bool:
+    """Commit or roll back a prepared transaction; False if another session has ended it since we looked."""
+    try:
+        session.run(sql.SQL(how + " PREPARED {}").format(sql.Literal(part.name)))
+    except errors.UndefinedObject:
+        return False
+    return True
+
+
+def _end(session: Session, there: Mapping[PreparedPart, StagingTable | None]) -> None:
+    for part in there:
+        if not part.is_staged:
+            end_prepared(session, "ROLLBACK", part)
+    drop(session, _staged(there))
+
+
+def _there(session: Session, parts: Sequence[PreparedPart]) -> dict[PreparedPart, StagingTable | None]:
+    prepared = [part.name for part in parts if not part.is_staged]
+    tables = [part.name for part in parts if part.is_staged]
+    found: dict[PreparedPart, StagingTable | None] = {}
+    if prepared:
+        found |= {PreparedPart(gid): None for (gid,) in session.run(_PREPARED, [prepared])}
+    for schema, name, columns, checks in session.run(_STAGED, [tables]) if tables else []:
+        part = PreparedPart(name, schema)
+        found[part] = StagingTable(part, dict(columns), set(checks))
+    return {part: found[part] for part in parts if part in found}
+
+
+def _staged(there: Mapping[PreparedPart, StagingTable | None]) -> list[StagingTable]:
+    return [one for one in there.values() if one is not None]

@@ -16,7 +16,8 @@ import pytest
 from holdfast.errors import HoldfastError, InvalidArgumentError, SchemaMismatchError, StateLostError, UnavailableError
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
-from holdfast.spark_integration.sinks.postgres import connecting, ending
+from holdfast.spark_integration.sinks.postgres import connecting
+from holdfast.spark_integration.sinks.postgres import sink as sink_module
 from holdfast.spark_integration.sinks.postgres.connecting import Session
 from holdfast.spark_integration.sinks.postgres.marks import PreparedPart
 from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
@@ -190,11 +191,11 @@ def test_an_error_shows_no_row(postgres: Postgres) -> None:
 def test_what_others_end_between_look_and_commit_is_lost(either: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     either.open()
     handle = either.prepared(("a", 1))
-    looked = ending._there
+    looked = sink_module._there
 
     def look_and_lose(session: Session, parts: Sequence[PreparedPart]) -> Any:
         found = looked(session, parts)
-        monkeypatch.setattr(ending, "_there", looked)
+        monkeypatch.setattr(sink_module, "_there", looked)
         with either.server.connect() as other:
             if handle["schema"] is None:
                 other.execute(f"ROLLBACK PREPARED '{handle['name']}'")
@@ -202,7 +203,7 @@ def test_what_others_end_between_look_and_commit_is_lost(either: Case, monkeypat
                 other.execute(f"DROP TABLE {handle['schema']}.{handle['name']}")
         return found
 
-    monkeypatch.setattr(ending, "_there", look_and_lose)
+    monkeypatch.setattr(sink_module, "_there", look_and_lose)
     with pytest.raises(StateLostError):
         either.commit(handle)
     assert either.open() == -1

@@ -24,11 +24,11 @@ from psycopg import pq
 from holdfast import clock
 from holdfast.errors import ConflictError, InvalidArgumentError, UnavailableError
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration.sinks.postgres import connecting, ending, target
+from holdfast.spark_integration.sinks.postgres import connecting, target
+from holdfast.spark_integration.sinks.postgres import sink as sink_module
 from holdfast.spark_integration.sinks.postgres.connecting import Connection, Session
-from holdfast.spark_integration.sinks.postgres.ending import Ending
 from holdfast.spark_integration.sinks.postgres.marks import MarkTables
-from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
+from holdfast.spark_integration.sinks.postgres.sink import Ending, PostgresSink
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery, TwoPhaseSink
 from tests.faults.elsewhere import run_elsewhere
 from tests.model.turns import Turns
@@ -166,7 +166,7 @@ def test_a_driver_whose_session_is_ended_does_the_same_again(
 
 def test_a_start_that_is_done_again_ends_no_driver_again(updating: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two that start at once would end each other's sessions until one gives up."""
-    end, read, ended = ending.end_older_drivers, target.read, []
+    end, read, ended = sink_module.end_older_drivers, target.read, []
 
     def end_and_note(session: Session, query: SinkQuery) -> None:
         ended.append(query)
@@ -177,7 +177,7 @@ def test_a_start_that_is_done_again_ends_no_driver_again(updating: Case, monkeyp
         updating.sql(f"SELECT pg_terminate_backend({session.connection.info.backend_pid}, 10000)")
         return read(session, table)
 
-    monkeypatch.setattr(ending, "end_older_drivers", end_and_note)
+    monkeypatch.setattr(sink_module, "end_older_drivers", end_and_note)
     monkeypatch.setattr(target, "read", read_when_ended)
     updating.open()
     assert target.read is read, "it was ended"

@@ -23,7 +23,8 @@ from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError
 from holdfast.snapshotter.savepoints.manifest import SavedQuery, continue_sinks, sinks_of
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
-from holdfast.spark_integration.sinks.postgres import connecting, ending
+from holdfast.spark_integration.sinks.postgres import connecting
+from holdfast.spark_integration.sinks.postgres import sink as sink_module
 from holdfast.spark_integration.sinks.postgres.connecting import Session
 from holdfast.spark_integration.sinks.postgres.marks import driver_application
 from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
@@ -246,7 +247,7 @@ def test_a_dead_workers_connection_that_does_not_end_is_said(either: Case, monke
     zombie = either.begun(*ROWS)
     asked = f"SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'hf_% {either.sink.name}'"
     ((pid,),) = either.sql(asked)
-    monkeypatch.setattr(ending, "_PATIENCE_MS", 100)
+    monkeypatch.setattr(sink_module, "_PATIENCE_MS", 100)
     process = psutil.Process(pid)
     process.suspend()
     try:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError, UnavailableError
-from holdfast.spark_integration.sinks.postgres import ending
+from holdfast.spark_integration.sinks.postgres import sink as sink_module
 from holdfast.spark_integration.sinks.postgres.marks import MarkTables
 from holdfast.spark_integration.sinks.two_phase_sink import Handle
 from tests.servers.postgres import Postgres
@@ -336,7 +336,7 @@ def test_of_a_key_in_several_partitions_that_of_the_highest_counts(updating: Cas
         assert updating.open() == batch
 
 
-@pytest.mark.parametrize(("place", "name"), [(ending, "drop"), (MarkTables, "show")])
+@pytest.mark.parametrize(("place", "name"), [(sink_module, "drop"), (MarkTables, "show")])
 def test_a_driver_that_dies_while_it_applies_shows_nothing(
     updating: Case, place: object, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
