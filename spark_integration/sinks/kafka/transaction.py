@@ -50,26 +50,21 @@ _BY_KEY, _NOW = -1, 0
 Message = tuple[str, Any, Any, int, int, Any]
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-
-
 def _is_payload(kind: pa.DataType) -> bool:
-    binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
-    return binary or _is_text(kind)
+    return kind in (pa.string(), pa.binary())
 
 
 def _is_headers(kind: pa.DataType) -> bool:
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
+    if not pa.types.is_list(kind) or not pa.types.is_struct(kind.value_type):
         return False
     fields = {field.name: field.type for field in kind.value_type}
-    return fields.keys() == {"key", "value"} and _is_text(fields["key"]) and _is_payload(fields["value"])
+    return fields.keys() == {"key", "value"} and fields["key"] == pa.string() and _is_payload(fields["value"])
 
 
 _EXPECTED: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
     "value": ("string or binary", _is_payload),
     "key": ("string or binary", _is_payload),
-    "topic": ("string", _is_text),
+    "topic": ("string", pa.types.is_string),
     "partition": ("int", pa.types.is_int32),
     "headers": ("array<struct<key: string, value: binary>>", _is_headers),
     "timestamp": ("timestamp", pa.types.is_timestamp),
@@ -113,7 +108,7 @@ def messages(rows: pa.RecordBatch, topic: str | None) -> Iterator[Message]:
             return repeat(None, len(rows))
         given = rows.column(name)
         # Spark's text may be no UTF-8, and its own sink sends the bytes as well.
-        return (given.cast(pa.large_binary()) if _is_text(given.type) else given).to_pylist()
+        return (given.cast(pa.binary()) if pa.types.is_string(given.type) else given).to_pylist()
 
     require_utf8(rows.select([name for name in ("topic", "headers") if name in rows.schema.names]), "the messages")
     if topic is None and rows.column("topic").null_count:

@@ -16,7 +16,6 @@ binary                                  bytea
 date                                    date
 timestamp (with time zone)              timestamp with time zone, of microseconds
 timestamp_ntz                           timestamp without time zone, of microseconds
-time                                    time without time zone
 day-time interval                       interval
 array                                   an array of what its elements may go into, without empty ones within others;
                                         json, jsonb
@@ -70,21 +69,19 @@ class PgType:
 
 def fits(arrow: pa.DataType, into: PgType) -> bool:
     """Tell whether a PostgreSQL type keeps every value of an Arrow type unchanged."""
-    if pa.types.is_dictionary(arrow):
-        return fits(arrow.value_type, into)
     if pa.types.is_null(arrow):
         return True
-    if is_list(arrow):
+    if pa.types.is_list(arrow):
         if into.name in _JSON:
             return True
         element = PgType(into.element or "", into.shown, into.element_category, into.modifier)
         return into.element is not None and (
             # PostgreSQL has one type for arrays of all dimensions.
-            fits(arrow.value_type, into if is_list(arrow.value_type) else element)
+            fits(arrow.value_type, into if pa.types.is_list(arrow.value_type) else element)
         )
     if pa.types.is_struct(arrow) or pa.types.is_map(arrow):
         return into.name in _JSON
-    if is_text(arrow):
+    if pa.types.is_string(arrow):
         return into.category not in _NOT_FROM_TEXT and into.name not in _CUTTING
     if pa.types.is_integer(arrow) or pa.types.is_floating(arrow) or pa.types.is_decimal(arrow):
         return _number_fits(arrow, into)
@@ -95,10 +92,10 @@ def require_room(column: pa.Array, name: str, into: PgType) -> None:
     """Raise SchemaMismatchError for a text that varchar(n) or char(n) would trim or pad with blanks."""
     if into.modifier < 0 or (into.element or into.name) not in ("varchar", "bpchar"):
         return
-    while is_list(column.type):
+    while pa.types.is_list(column.type):
         column = column.flatten()
     room = into.modifier - _LENGTH_OFFSET
-    lengths = pc.utf8_length(column.dictionary_decode() if pa.types.is_dictionary(column.type) else column)
+    lengths = pc.utf8_length(column)
     is_fixed = (into.element or into.name) == "bpchar"
     changed = pc.any(pc.not_equal(lengths, room) if is_fixed else pc.greater(lengths, room)).as_py()
     if changed:
@@ -111,23 +108,18 @@ def require_room(column: pa.Array, name: str, into: PgType) -> None:
 
 
 def _other_fits(arrow: pa.DataType, into: PgType) -> bool:
-    precise = into.modifier in (-1, 6)
     if pa.types.is_timestamp(arrow):
-        return into.name == ("timestamp" if arrow.tz is None else "timestamptz") and arrow.unit != "ns" and precise
-    if pa.types.is_time(arrow):
-        return into.name == "time" and arrow.unit != "ns" and precise
+        return into.name == ("timestamp" if arrow.tz is None else "timestamptz") and into.modifier in (-1, 6)
     if pa.types.is_duration(arrow):
-        return into.name == "interval" and arrow.unit != "ns" and into.modifier == -1
-    wanted = {pa.bool_(): "bool", pa.date32(): "date", pa.binary(): "bytea", pa.large_binary(): "bytea"}
-    return wanted.get(arrow) == into.name
+        return into.name == "interval" and into.modifier == -1
+    return {pa.bool_(): "bool", pa.date32(): "date", pa.binary(): "bytea"}.get(arrow) == into.name
 
 
 def _number_fits(arrow: pa.DataType, into: PgType) -> bool:
     if into.name == "numeric":
         return into.modifier == -1 or _digits_fit(arrow, into.modifier)
     if pa.types.is_integer(arrow):
-        bits = arrow.bit_width + (not pa.types.is_signed_integer(arrow))
-        return bits <= (_INTEGER_BITS | _EXACT_BITS).get(into.name, 0)
+        return bool(arrow.bit_width <= (_INTEGER_BITS | _EXACT_BITS).get(into.name, 0))
     if pa.types.is_floating(arrow):
         return into.name == "float8" or (into.name == "float4" and arrow.bit_width <= 32)
     return False
@@ -152,42 +144,26 @@ _MADE = {
     pa.float32(): "real",
     pa.float64(): "double precision",
     pa.date32(): "date",
+    pa.string(): "text",
     pa.binary(): "bytea",
-    pa.large_binary(): "bytea",
+    pa.duration("us"): "interval",
+    pa.timestamp("us"): "timestamp",
 }
 
 
 def made_for(arrow: pa.DataType) -> str | None:
     """Return the SQL type to create for an Arrow type, or None."""
-    if pa.types.is_dictionary(arrow):
-        return made_for(arrow.value_type)
-    if is_text(arrow):
-        return "text"
     if pa.types.is_decimal(arrow):
         return f"numeric({arrow.precision},{arrow.scale})"
-    if pa.types.is_timestamp(arrow):
-        return "timestamp" if arrow.tz is None else "timestamptz"
-    if pa.types.is_time(arrow):
-        return "time"
-    if pa.types.is_duration(arrow):
-        return "interval"
+    if pa.types.is_timestamp(arrow) and arrow.tz is not None:
+        return "timestamptz"
     if pa.types.is_struct(arrow) or pa.types.is_map(arrow):
         return "jsonb"
-    if is_list(arrow):
+    if pa.types.is_list(arrow):
         element = arrow.value_type
         inner = made_for(element)
-        return inner if inner is None or inner == "jsonb" or is_list(element) else f"{inner}[]"
+        return inner if inner is None or inner == "jsonb" or pa.types.is_list(element) else f"{inner}[]"
     return _MADE.get(arrow)
-
-
-def is_text(arrow: pa.DataType) -> bool:
-    """Tell whether values are text."""
-    return arrow in (pa.string(), pa.large_string()) or pa.types.is_string_view(arrow)
-
-
-def is_list(arrow: pa.DataType) -> bool:
-    """Tell whether values are lists, of any kind but views."""
-    return pa.types.is_list(arrow) or pa.types.is_large_list(arrow) or pa.types.is_fixed_size_list(arrow)
 
 
 # The table and its partitions, which may have more than it: pg_partition_tree would lock them.

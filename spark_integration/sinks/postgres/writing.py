@@ -27,7 +27,7 @@ from holdfast.errors import ClosedError, SchemaMismatchError
 from holdfast.spark_integration.sinks.postgres import target
 from holdfast.spark_integration.sinks.postgres.connecting import Session, give_back, translated
 from holdfast.spark_integration.sinks.postgres.marks import MarkTables, PreparedPart, table_name, transaction_name
-from holdfast.spark_integration.sinks.postgres.target import Check, Target, is_list, is_text, require_room
+from holdfast.spark_integration.sinks.postgres.target import Check, Target, require_room
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkTransaction
 
 _TEXT = pa.large_string()
@@ -47,7 +47,7 @@ def encoded(rows: pa.RecordBatch, json_columns: frozenset[str]) -> Iterator[memo
 
 
 def _field(column: pa.Array, name: str, json_columns: frozenset[str]) -> pa.Array:
-    text = _json(column) if name in json_columns and not is_text(column.type) else _text(column)
+    text = _json(column) if name in json_columns and not pa.types.is_string(column.type) else _text(column)
     if _may_need_escapes(column.type):
         _refuse_nul(text, name)
         text = _escaped(text)
@@ -55,24 +55,21 @@ def _field(column: pa.Array, name: str, json_columns: frozenset[str]) -> pa.Arra
 
 
 def _may_need_escapes(kind: pa.DataType) -> bool:
-    return is_text(kind) or pa.types.is_nested(kind) or pa.types.is_dictionary(kind) or _is_binary(kind)
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_nested(kind))
 
 
 def _text(column: pa.Array) -> pa.Array:
     """Return a column's values as PostgreSQL reads them from text; nulls stay null."""
     kind = column.type
-    if pa.types.is_dictionary(kind):
-        return _text(column.dictionary_decode())
-    if _is_binary(kind):
+    if pa.types.is_binary(kind):
         return _hex(column)
-    if is_list(kind):
+    if pa.types.is_list(kind):
         return _array(column)
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         # Arrow looks the zone up for every value, at 1 µs each: what it stores is UTC.
         return _joined(column.view(pa.timestamp(kind.unit)).cast(_TEXT), pa.scalar("Z", _TEXT))
     if pa.types.is_duration(kind):
-        unit = {"s": " seconds", "ms": " milliseconds", "us": " microseconds"}[kind.unit]
-        return _joined(column.cast(pa.int64()).cast(_TEXT), pa.scalar(unit, _TEXT))
+        return _joined(column.cast(pa.int64()).cast(_TEXT), pa.scalar(" microseconds", _TEXT))
     if pa.types.is_struct(kind) or pa.types.is_map(kind):
         return _json(column)
     return column.cast(_TEXT)
@@ -98,10 +95,6 @@ def _refuse_nul(text: pa.Array, name: str) -> None:
         )
 
 
-def _is_binary(kind: pa.DataType) -> bool:
-    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-
-
 def _hex(column: pa.Array) -> pa.Array:
     column = column.cast(pa.large_binary())
     offsets = np.frombuffer(column.buffers()[1], np.int64)[column.offset : column.offset + len(column) + 1]
@@ -119,14 +112,14 @@ def _array(column: pa.Array) -> pa.Array:
     column = column.cast(pa.large_list(column.type.value_type))
     elements = column.flatten()
     kind = elements.type
-    if is_list(kind) and pc.any(pc.equal(pc.list_value_length(elements), 0)).as_py():
+    if pa.types.is_list(kind) and pc.any(pc.equal(pc.list_value_length(elements), 0)).as_py():
         raise SchemaMismatchError(
             "an array within an array is empty, which PostgreSQL's arrays cannot be: it would store {} for [[], []]; "
             "write the column into jsonb, or filter such rows",
             type=column.type,
         )
     text, quote = _text(elements), pa.scalar('"', _TEXT)
-    if _may_need_escapes(kind) and not is_list(kind):
+    if _may_need_escapes(kind) and not pa.types.is_list(kind):
         for plain, escaped in (("\\", "\\\\"), ('"', '\\"')):
             text = pc.replace_substring(text, plain, escaped)
         text = _joined(quote, text, quote)

@@ -64,8 +64,6 @@ CASES: dict[str, tuple[pa.DataType, str, list[Any]]] = {
     "varchar at its limit": (pa.string(), "varchar(3)", ["abc", "a  ", "", "üü "]),
     "char": (pa.string(), "char(3)", ["abc", "a  ", "   ", "üü "]),
     "array of chars": (pa.list_(pa.string()), "char(2)[]", [["ab", None, "c "], []]),
-    "large text": (pa.large_string(), "text", AWKWARD),
-    "dictionary": (pa.dictionary(pa.int32(), pa.string()), "text", AWKWARD),
     "uuid": (pa.string(), "uuid", [ID]),
     "enum": (pa.string(), "mood", ["so so", "fine"]),
     "inet": (pa.string(), "inet", ["10.0.0.1"]),
@@ -78,7 +76,6 @@ CASES: dict[str, tuple[pa.DataType, str, list[Any]]] = {
     ),
     "zoned": (pa.timestamp("us", "Europe/Berlin"), "timestamptz", [dt.datetime(2026, 3, 29, 1, 30, 0, 123456, UTC)]),
     "timestamp_ntz": (pa.timestamp("us"), "timestamp", [dt.datetime.min, dt.datetime.max]),  # noqa: DTZ901  it has no zone
-    "time": (pa.time64("us"), "time", [dt.time(23, 59, 59, 999999)]),
     "interval": (pa.duration("us"), "interval", [dt.timedelta(days=-3, microseconds=7), dt.timedelta(0)]),
     "array": (pa.list_(pa.int32()), "integer[]", [[], [1, None, 3]]),
     "array of text": (pa.list_(pa.string()), "text[]", [AWKWARD, ["a", None], []]),
@@ -220,7 +217,6 @@ def test_a_value_that_the_table_refuses_is_an_error_of_the_worker(
     [
         (pa.string(), "varchar(3)", "abc ", "too long"),
         (pa.string(), "varchar(3)", "abcd", "too long"),
-        (pa.dictionary(pa.int32(), pa.string()), "varchar(3)", "abc ", "too long"),
         (pa.string(), "code", "abc ", "too long"),
         (pa.string(), "char(3)", "ab", "adds blanks"),
         (pa.string(), "char(3)", "abc  ", "adds blanks"),
