@@ -49,6 +49,11 @@ _KEPT_SNAPSHOTS = 2
 _log = logging.getLogger(__name__)
 
 
+def no_rows(table: TableSchema) -> Run:
+    """Return a run of a table without rows."""
+    return Run(table, pa.RecordBatch.from_pylist([], schema=table.columns))
+
+
 def read_tables(log: ObjectCommitLog, pointer: Pointer, tables: Collection[str]) -> dict[str, Run]:
     """Return the live rows by table, one run each, in memory; a table without rows may be absent."""
     rows: dict[str, Run] = {}
@@ -261,11 +266,6 @@ class VersionReader:
         if snapshot in self._views:
             self._views.pop(snapshot)[1].close()
 
-    def no_rows(self, table: str) -> Run:
-        """Return a run of a table without rows."""
-        schema = self.tables[table]
-        return Run(schema, pa.RecordBatch.from_pylist([], schema=schema.columns))
-
     def close(self) -> None:
         while self._views:
             self._views.popitem()[1][1].close()
@@ -276,6 +276,7 @@ class KeyReader:
 
     def __init__(self, reader: VersionReader, table: str, prefixes: Keys) -> None:
         self._reader, self._table, self._prefixes = reader, table, prefixes
+        self._schema = reader.tables[table]
         self._found: dict[ChainEntry, list[Run]] = {}
 
     def at(self, at: At) -> Run:
@@ -300,8 +301,8 @@ class KeyReader:
         return self._found[snapshot]
 
     def _take(self, commit: Commit) -> None:
-        run = commit.run_of(self._reader.no_rows(self._table).schema)
+        run = commit.run_of(self._schema)
         self._found[commit.entry] = [] if run is None else [run.with_prefixes(self._prefixes)]
 
     def _merged(self, runs: list[Run]) -> Run:
-        return merge_runs([self._reader.no_rows(self._table), *runs], drop_deletes=True)
+        return merge_runs([no_rows(self._schema), *runs], drop_deletes=True)

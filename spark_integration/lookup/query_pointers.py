@@ -20,7 +20,7 @@ from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, find_operator, read_operator, shard_prefix
 from holdfast.snapshotter.ownership.stored_tables import StoredTables, stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.snapshotter.version_reader import At, VersionReader
+from holdfast.snapshotter.version_reader import At, VersionReader, no_rows
 from holdfast.spark_integration.executor.takeover import own_directory
 from holdfast.spark_integration.processor.state.variable_tables import grouping_columns, is_of_entry
 from holdfast.spark_integration.shard.pointer_row import PointerRow, require_state_of
@@ -166,11 +166,6 @@ def _taken(rows: Iterator[Run], stored: StoredTables, table: TableSchema, most: 
         if count >= most:
             break
     return runs
-
-
-def no_rows(table: TableSchema) -> Run:
-    """Return a run of a table without rows."""
-    return Run(table, pa.RecordBatch.from_pylist([], schema=table.columns))
 
 
 def _at(row: PointerRow) -> At:

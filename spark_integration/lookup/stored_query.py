@@ -39,6 +39,7 @@ from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
+from holdfast.snapshotter.version_reader import no_rows
 from holdfast.spark_integration.lookup.keys import as_table, keys_of, same_rows
 from holdfast.spark_integration.lookup.places import places_of
 from holdfast.spark_integration.lookup.query_pointers import (
@@ -50,7 +51,6 @@ from holdfast.spark_integration.lookup.query_pointers import (
     ShardReaders,
     StoredOperator,
     grouping_of,
-    no_rows,
 )
 from holdfast.spark_integration.processor.state.variable_tables import find_shown
 from holdfast.spark_integration.shard.pointer_row import PointerRow, directory_of_query, operator_of

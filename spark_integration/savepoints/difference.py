@@ -21,7 +21,7 @@ from holdfast.errors import SchemaMismatchError
 from holdfast.snapshotter.savepoints.manifest import SavedOperator, Savepoint
 from holdfast.snapshotter.savepoints.pieces import read_piece
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.spark_integration.lookup.query_pointers import no_rows
+from holdfast.snapshotter.version_reader import no_rows
 from holdfast.spark_integration.lookup.stored_query import ADDED, CHANGED, REMOVED, differing
 from holdfast.spark_integration.savepoints.restoring_shards import HashRange, joined
 from holdfast.spark_integration.timers import is_by_time

@@ -112,15 +112,15 @@ def _number(text: str) -> int | None:
 
 def storage_options(settings: Settings) -> dict[str, str]:
     """Return the task's ``spark.holdfast.storage.*``; Spark Connect hides secrets, so their usual names are tried."""
-    return session_values({*settings.storage_names, *CREDENTIALS})
+    return session_values(STORAGE_PREFIX, {*settings.storage_names, *CREDENTIALS})
 
 
-def session_values(names: Collection[str]) -> dict[str, str]:
-    """Return the ``spark.holdfast.storage.*`` settings of this task's session; none outside a task."""
+def session_values(prefix: str, names: Collection[str]) -> dict[str, str]:
+    """Return settings of this task's session by their names behind a prefix; none outside a task."""
     context = TaskContext.get()
     values = {}
     for name in names:
-        value = context.getLocalProperty(STORAGE_PREFIX + name) if context else None
+        value = context.getLocalProperty(prefix + name) if context else None
         if value is not None:
             values[name] = value
     return values
@@ -140,11 +140,12 @@ def state_storage(settings: Settings) -> ObjectStorage | None:
 
 def storage_at(url: str, settings: Settings) -> ObjectStorage:
     """Return the storage of this task at a URL, shared by the tasks of this process."""
-    return _open(url, tuple(sorted(storage_options(settings).items())))
+    return kept_storage(url, tuple(sorted(storage_options(settings).items())))
 
 
 @kept_per_process(STORAGES)
-def _open(url: str, options: tuple[tuple[str, str], ...]) -> ObjectStorage:
+def kept_storage(url: str, options: tuple[tuple[str, str], ...]) -> ObjectStorage:
+    """Return this process's storage at a URL with these options, which is never closed."""
     return open_storage(url, parse_storage_options(dict(options)))
 
 

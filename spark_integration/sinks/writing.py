@@ -9,7 +9,7 @@ Credentials are not in the task: a worker reads the sink's options from its task
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Protocol
@@ -20,6 +20,7 @@ from pyspark import TaskContext
 from holdfast import clock
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import SINK_PREFIX
+from holdfast.spark_integration.shard.task import session_values
 from holdfast.spark_integration.sinks.coordinator import Prepared
 from holdfast.spark_integration.sinks.two_phase_sink import (
     Handle,
@@ -84,7 +85,7 @@ def write_attempt(
     """Write and prepare the running task's rows in a new attempt; session options override the query's."""
     context = TaskContext.get()
     assert context is not None
-    query = replace(query, options={**query.options, **task_options(query.sink, option_names)})
+    query = replace(query, options={**query.options, **session_values(f"{SINK_PREFIX}{query.sink}.", option_names)})
     attempt = SinkAttempt(query, batch_id, context.partitionId(), clock.new_id() + clock.new_id())
     return write_rows(sink, attempt, schema, batches, spare)
 
@@ -131,15 +132,6 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 def numbered(frame: DataFrame) -> DataFrame:
     """Return a DataFrame with names of columns that PySpark does not parse, as it does dots and backticks."""
     return frame.toDF(*[f"c{i}" for i in range(len(frame.columns))])
-
-
-def task_options(sink: str, names: Collection[str]) -> Mapping[str, str]:
-    """Return a sink's options as this task's session has them; none outside a task."""
-    context = TaskContext.get()
-    if context is None:
-        return {}
-    found = {name: context.getLocalProperty(f"{SINK_PREFIX}{sink}.{name}") for name in names}
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def write_frame(frame: DataFrame, task: WriteTask, *, has_twins: bool) -> Prepared:

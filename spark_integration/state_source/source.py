@@ -52,6 +52,7 @@ from holdfast.backends.evolution import evolved
 from holdfast.backends.options import did_you_mean, nearest_name
 from holdfast.backends.run import Keys, Run, TableSchema, under_names
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
+from holdfast.settings import STORAGE_PREFIX
 from holdfast.snapshotter.commits import Commit, CommitObjects, ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import read_operator, shard_prefix
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
@@ -120,7 +121,7 @@ class StoragePlace:
 
     def in_task(self) -> StoragePlace:
         """Return the place with the credentials that the running task has from its session."""
-        return replace(self, options={**self.options, **session_values(CREDENTIALS)})
+        return replace(self, options={**self.options, **session_values(STORAGE_PREFIX, CREDENTIALS)})
 
 
 @dataclass(frozen=True)

@@ -26,15 +26,14 @@ from holdfast.snapshotter.fence import Fence, key_of, looks
 from holdfast.snapshotter.fields import QUERY_ID, Coding, Fields, Stored, refuse_stray
 from holdfast.snapshotter.sink_log import SINK
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.storage.probe import probe_storage
-from holdfast.spark_integration.executor.processes import STORAGES, kept_per_process
-from holdfast.spark_integration.shard.task import io_executor
+from holdfast.spark_integration.shard.task import io_executor, kept_storage
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery, another_query
 
-_INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
-_PLAIN = {pa.bool_(), *_INTEGERS, pa.float32(), pa.float64(), pa.string(), pa.binary(), pa.date32()}
+_PLAIN = {
+    *(pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()),
+    *(pa.string(), pa.binary(), pa.date32(), pa.timestamp("us"), pa.timestamp("us", "UTC")),
+}
 
 
 def check_columns(schema: pa.Schema) -> None:
@@ -50,10 +49,6 @@ def check_columns(schema: pa.Schema) -> None:
 
 def _problem(t: pa.DataType) -> str | None:
     """Return the fault of a type, as the end of a sentence."""
-    if pt.is_timestamp(t):
-        if t.unit == "us" and t.tz in (None, "UTC"):
-            return None
-        return "is no timestamp of microseconds, in UTC or without a zone: cast it"
     if pt.is_decimal128(t):
         return None if 0 <= t.scale <= t.precision else "has digits that Spark's decimals have not: cast it"
     if pt.is_duration(t):
@@ -214,14 +209,8 @@ DELTA_PREFIX = "delta."
 
 
 def storage_of(url: str, options: Mapping[str, str]) -> ObjectStorage:
-    """Return the storage at a URL with a query's options: one per process, which is never closed."""
-    ours = {name: value for name, value in options.items() if not name.startswith(DELTA_PREFIX)}
-    return _open(url, tuple(sorted(ours.items())))
-
-
-@kept_per_process(STORAGES)
-def _open(url: str, options: tuple[tuple[str, str], ...]) -> ObjectStorage:
-    return open_storage(url, parse_storage_options(dict(options)))
+    """Return the storage at a URL with a query's options; see `kept_storage`."""
+    return kept_storage(url, tuple(sorted(one for one in options.items() if not one[0].startswith(DELTA_PREFIX))))
 
 
 def sizes_of(storage: ObjectStorage, keys: Iterable[str]) -> list[int]:
