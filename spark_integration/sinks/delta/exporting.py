@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import pyarrow as pa
 from deltalake import CommitProperties
 from deltalake.transaction import AddAction, create_table_with_add_actions
 from pyspark import TaskContext
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 
 from holdfast import clock
 from holdfast.backends.registry import backend_names
@@ -51,11 +50,10 @@ def export_table(frame: DataFrame, url: str) -> None:
     settings = Settings.parse(configuration, backend_names())
     export_id = clock.new_id()
     with _new_table(url, settings.storage_values(configuration)) as (table, storage):
-        files: list[_File] = []
+        files: list[Row] = []
         writer = _FileWriter(table.url, settings, schema, export_id)
         try:
-            found = numbered(frame).mapInArrow(writer, _WRITTEN).collect()
-            files = [_File(*row) for row in found]
+            files = numbered(frame).mapInArrow(writer, _WRITTEN).collect()
             _make(table, schema, files, export_id)
         except BaseException as exc:
             is_made = False
@@ -94,12 +92,6 @@ def _new_table(url: str, options: Mapping[str, str]) -> Iterator[tuple[KeptTable
         yield table, storage
 
 
-class _File(NamedTuple):
-    name: str
-    size_bytes: int
-    stats: str
-
-
 @dataclass(frozen=True)
 class _FileWriter:
     """Writes the rows of a partition; a function for ``mapInArrow``."""
@@ -134,7 +126,7 @@ def _gathered(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[
         yield pa.Table.from_batches(held)
 
 
-def _make(table: KeptTable, schema: pa.Schema, files: list[_File], export_id: str) -> None:
+def _make(table: KeptTable, schema: pa.Schema, files: list[Row], export_id: str) -> None:
     now_ms = clock.now_ms()
     adds = [AddAction(file.name, file.size_bytes, {}, now_ms, data_change=True, stats=file.stats) for file in files]
     with table.translated("create"):
