@@ -37,7 +37,7 @@ from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.commits import Commit, CommitObjects, ObjectCommitLog
 from holdfast.snapshotter.lineage import ChainEntry
 from holdfast.snapshotter.snapshots.manifest import Manifest, Part, SnapshotFile
-from holdfast.snapshotter.snapshots.snapshots import Snapshots, fetch_part
+from holdfast.snapshotter.snapshots.snapshots import Snapshots, fetch_part, make_empty
 from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
@@ -79,12 +79,7 @@ class StoredFiles(FrozenFiles):
         self._lock = threading.Lock()
         self._here: set[str] = set()
         for file in manifest.files:
-            path = folder / file.name
-            with (
-                local_files.writing(path),
-                open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out,
-            ):
-                out.truncate(file.size_bytes)
+            path = make_empty(folder, file)
             with local_files.writing(path):
                 os.utime(path, ns=(file.modified_ns, file.modified_ns))
 

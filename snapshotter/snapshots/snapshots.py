@@ -21,11 +21,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, Executor, Future, wait
+from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import lz4.frame
 import pyarrow as pa
@@ -51,12 +51,12 @@ from holdfast.snapshotter.snapshots.manifest import (
     read_manifest,
     read_part,
 )
+from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 _SAMPLE_BYTES = 64 << 10
 # RocksDB's tables, already compressed, would shrink by 5 %, at half of an upload's CPU time.
 _WORTH_FRAMING = 0.8
-_Result = TypeVar("_Result")
 _KIND = "snapshot-note"
 #: Chains that a running attempt may still shorten end at one of the newest.
 _KEPT = 4
@@ -75,32 +75,30 @@ def upload_files(
     paths: Iterable[Path], part_bytes: int, shard: PrefixedStorage, executor: Executor, new_id: Callable[[], str]
 ) -> list[SnapshotFile]:
     """Store local files in parts of `part_bytes`, the last one smaller, and return where their bytes are."""
-    stats = {}
     # Reused: allocating memory costs more than all other work on a part.
     buffers: list[bytearray] = []
-    futures: dict[Path, list[Future[Part]]] = {}
+
+    def send(piece: tuple[Path, str, int, int]) -> Part:
+        path, key, offset, size_bytes = piece
+        buffer = _one_of(buffers, part_bytes + stored_file.END_BYTES_MAX)
+        data, digest = _encode_part(path, offset, size_bytes, shard.prefix, buffer)
+        shard.put(key, data)
+        buffers.append(buffer)
+        return Part(key, len(data), digest)
+
+    stats = {}
+    pieces = []
     for path in paths:
         with local_files.reading(path):
             stats[path] = os.stat(path)
-        file_id = new_id()
-
-        def send(index: int, path: Path = path, file_id: str = file_id) -> Part:
-            key = f"files/{file_id}-{index}"
-            buffer = _one_of(buffers, part_bytes + stored_file.END_BYTES_MAX)
+        file_id, size_bytes = new_id(), stats[path].st_size
+        for index in range(number_of_parts(size_bytes, part_bytes)):
             offset = index * part_bytes
-            size_bytes = min(part_bytes, stats[path].st_size - offset)
-            data, digest = _encode_part(path, offset, size_bytes, shard.prefix, buffer)
-            shard.put(key, data)
-            buffers.append(buffer)
-            return Part(key, len(data), digest)
-
-        parts = range(number_of_parts(stats[path].st_size, part_bytes))
-        futures[path] = [executor.submit(send, index) for index in parts]
-    _finish([future for parts in futures.values() for future in parts])
-    return [
-        SnapshotFile(path.name, stats[path].st_size, stats[path].st_mtime_ns, tuple(f.result() for f in parts))
-        for path, parts in futures.items()
-    ]
+            pieces.append((path, f"files/{file_id}-{index}", offset, min(part_bytes, size_bytes - offset)))
+    parts: dict[Path, list[Part]] = {path: [] for path in stats}
+    for piece, part in zip(pieces, ahead(executor, send, pieces, window=len(pieces)), strict=True):
+        parts[piece[0]].append(part)
+    return [SnapshotFile(path.name, stat.st_size, stat.st_mtime_ns, tuple(parts[path])) for path, stat in stats.items()]
 
 
 def _one_of(buffers: list[bytearray], size_bytes: int) -> bytearray:
@@ -135,29 +133,32 @@ def download_files(
     files: Iterable[SnapshotFile], part_bytes: int, shard: PrefixedStorage, folder: Path, executor: Executor
 ) -> None:
     """Download and verify files into an empty folder. Raises `CorruptionError`, `UnavailableError`."""
+
+    def receive(piece: tuple[Path, Part, int, int]) -> None:
+        path, part, at, size_bytes = piece
+        data = fetch_part(shard, part, size_bytes)
+        with local_files.writing(path), path.open("r+b") as out:
+            write_at(out.fileno(), data, at)
+
     files = list(files)
     _require_room(files, shard, folder)
-    futures: list[Future[None]] = []
+    pieces = []
     for file in files:
-        path = folder / file.name
-        with local_files.writing(path):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(descriptor, "wb") as opened:
-                opened.truncate(file.size_bytes)
+        path = make_empty(folder, file)
         for index, (part, size_bytes) in enumerate(file.sizes_of_parts(part_bytes)):
-
-            def receive(
-                path: Path = path, part: Part = part, at: int = index * part_bytes, size: int = size_bytes
-            ) -> None:
-                data = fetch_part(shard, part, size)
-                with local_files.writing(path), path.open("r+b") as out:
-                    write_at(out.fileno(), data, at)
-
-            futures.append(executor.submit(receive))
-    _finish(futures)
+            pieces.append((path, part, index * part_bytes, size_bytes))
+    list(ahead(executor, receive, pieces, window=len(pieces)))
     for file in files:
         with local_files.writing(folder / file.name):
             os.utime(folder / file.name, ns=(file.modified_ns, file.modified_ns))
+
+
+def make_empty(folder: Path, file: SnapshotFile) -> Path:
+    """Make a file of a snapshot in its size, with zeros for bytes; return its path."""
+    path = folder / file.name
+    with local_files.writing(path), open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+        out.truncate(file.size_bytes)
+    return path
 
 
 def fetch_part(shard: PrefixedStorage, part: Part, size_bytes: int) -> pa.Buffer:
@@ -190,17 +191,6 @@ def _require_room(files: Iterable[SnapshotFile], shard: PrefixedStorage, folder:
             expected=part.size_bytes,
         )
     raise out_of_space(folder, wanted_bytes=wanted_bytes, free_bytes=free_bytes)
-
-
-def _finish(futures: list[Future[_Result]]) -> None:
-    """Wait for all; if one fails, cancel those not begun, wait for the rest and raise the error."""
-    wait(futures, return_when=FIRST_EXCEPTION)
-    for future in futures:
-        future.cancel()
-    wait(futures)
-    for future in futures:
-        if not future.cancelled():
-            future.result()
 
 
 def identity_of(path: Path) -> Identity:
