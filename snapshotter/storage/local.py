@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _LOG = logging.getLogger(__name__)
+#: Passes over what was deleted, or replaced, since its folder was read.
+_NO_ABSENCE = suppress(FileNotFoundError, NotADirectoryError)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # What a file system without hard links answers is its own; these a rename would meet, too.
 _MET_BY_ANY_CALL = {
@@ -126,18 +128,24 @@ class LocalStorage(ObjectStorage):
         self._begin("list")
         self._require_no_file()  # which would look like an empty folder
         found: list[ObjectInfo] = []
-        absent = suppress(FileNotFoundError, NotADirectoryError)
-        with translated("list", self.url, prefix), absent, self._folder(folder) as at:
-            found.extend(_files(at, prefix))
+        with translated("list", self.url, prefix), _NO_ABSENCE, self._folder(folder) as at:
+            for _, above, entry in _files(at, prefix):
+                with _NO_ABSENCE:
+                    size_bytes = entry.stat(follow_symlinks=False).st_size
+                    found.append(ObjectInfo(above + entry.name, size_bytes, _modified_ms(entry)))
         return self._listed(found)
 
     def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
         folder = tuple(check_folder(prefix).split("/")[:-1])
         self._begin("list")
-        absent = suppress(FileNotFoundError, NotADirectoryError)
-        with translated("abort", self.url, prefix), absent, self._folder(folder) as at:
-            return _remove_temporaries(at, before_ms)
-        return 0
+        removed = 0
+        with translated("abort", self.url, prefix), _NO_ABSENCE, self._folder(folder) as top:
+            for at, _, entry in _files(top, prefix):
+                with _NO_ABSENCE:
+                    if entry.name.startswith(TEMPORARY_PREFIX) and _modified_ms(entry) < before_ms:
+                        os.unlink(entry.name, dir_fd=at)
+                        removed += 1
+        return removed
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects; see `ObjectStorage.delete`. Folders stay: another writer may be using them."""
@@ -145,8 +153,7 @@ class LocalStorage(ObjectStorage):
         def delete(key: str) -> None:
             *folder, name = key.split("/")
             self._begin("delete")
-            absent = suppress(FileNotFoundError, NotADirectoryError)
-            with translated("delete", self.url, key), absent, self._folder(tuple(folder)) as at:
+            with translated("delete", self.url, key), _NO_ABSENCE, self._folder(tuple(folder)) as at:
                 try:
                     os.unlink(name, dir_fd=at)
                 except (IsADirectoryError, PermissionError):  # of a folder, which does not count: EPERM not on Linux
@@ -302,46 +309,26 @@ def _make_folder(name: str, at: int) -> None:
     os.chmod(name, 0o700, dir_fd=at)  # the umask may have taken bits away
 
 
-def _files(at: int, prefix: str) -> Iterator[ObjectInfo]:
-    """Yield every object below an open folder; skip links, pipes and unfinished writes."""
+def _files(at: int, above: str) -> Iterator[tuple[int, str, os.DirEntry[str]]]:
+    """Yield every file below an open folder, with its own folder's descriptor and key.
+
+    Skips links, pipes, and folders that no key has, such as a file server's ``.snapshot``.
+    """
     with os.scandir(at) as entries:
         for entry in entries:
-            if key_problem(entry.name):
-                continue
-            try:
-                if entry.is_dir(follow_symlinks=False):
+            with _NO_ABSENCE:
+                if entry.is_file(follow_symlinks=False):
+                    yield at, above, entry
+                elif entry.is_dir(follow_symlinks=False) and not key_problem(entry.name):
                     below = os.open(entry.name, _FOLDER, dir_fd=at)
                     try:
-                        yield from _files(below, f"{prefix}{entry.name}/")
+                        yield from _files(below, f"{above}{entry.name}/")
                     finally:
                         os.close(below)
-                elif entry.is_file(follow_symlinks=False):
-                    size_bytes = entry.stat(follow_symlinks=False).st_size
-                    yield ObjectInfo(prefix + entry.name, size_bytes, _modified_ms(entry))
-            except (FileNotFoundError, NotADirectoryError):
-                continue  # deleted, or replaced, since the folder was read
 
 
 def _modified_ms(entry: os.DirEntry[str]) -> int:
     return entry.stat(follow_symlinks=False).st_mtime_ns // 1_000_000
-
-
-def _remove_temporaries(at: int, before_ms: int) -> int:
-    """Remove unfinished writes below an open folder that are older; returns how many."""
-    removed = 0
-    with os.scandir(at) as entries:
-        for entry in entries:
-            with suppress(FileNotFoundError, NotADirectoryError):  # finished, removed or replaced since that was read
-                if entry.is_dir(follow_symlinks=False):
-                    below = os.open(entry.name, _FOLDER, dir_fd=at)
-                    try:
-                        removed += _remove_temporaries(below, before_ms)
-                    finally:
-                        os.close(below)
-                elif entry.name.startswith(TEMPORARY_PREFIX) and _modified_ms(entry) < before_ms:
-                    os.unlink(entry.name, dir_fd=at)
-                    removed += 1
-    return removed
 
 
 def _remove(name: str, at: int) -> None:
