@@ -127,11 +127,6 @@ class Attempt:
             self._abandoned = not done.done()
 
 
-def create_file(client: hdfs_native.Client, path: str) -> Any:
-    """Return a writer of a new file, which closes only on request."""
-    return client.inner.create(path, hdfs_native.WriteOptions(overwrite=False))
-
-
 def read_file(
     client: hdfs_native.Client, attempt: Attempt, path: str, choose: Callable[[int], tuple[int, int]]
 ) -> memoryview:
@@ -357,7 +352,7 @@ class HdfsStorage(ObjectStorage):
     def _put(self, client: hdfs_native.Client, attempt: Attempt, path: str, view: memoryview) -> None:
         temporary = f"{path.rpartition('/')[0]}/{TEMPORARY_PREFIX}{clock.new_id()}"
         try:
-            writer = create_file(client, temporary)
+            writer = client.inner.create(temporary, hdfs_native.WriteOptions(overwrite=False))
             for start in range(0, view.nbytes, PIECE_BYTES):
                 attempt.check()
                 writer.write(bytes(view[start : start + PIECE_BYTES]))

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 #: Passes over what was deleted, or replaced, since its folder was read.
-_NO_ABSENCE = suppress(FileNotFoundError, NotADirectoryError)
+_UNLESS_GONE = suppress(FileNotFoundError, NotADirectoryError)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # What a file system without hard links answers is its own; these a rename would meet, too.
 _MET_BY_ANY_CALL = {
@@ -128,9 +128,9 @@ class LocalStorage(ObjectStorage):
         self._begin("list")
         self._require_no_file()  # which would look like an empty folder
         found: list[ObjectInfo] = []
-        with translated("list", self.url, prefix), _NO_ABSENCE, self._folder(folder) as at:
+        with translated("list", self.url, prefix), _UNLESS_GONE, self._folder(folder) as at:
             for _, above, entry in _files(at, prefix):
-                with _NO_ABSENCE:
+                with _UNLESS_GONE:
                     size_bytes = entry.stat(follow_symlinks=False).st_size
                     found.append(ObjectInfo(above + entry.name, size_bytes, _modified_ms(entry)))
         return self._listed(found)
@@ -139,9 +139,9 @@ class LocalStorage(ObjectStorage):
         folder = tuple(check_folder(prefix).split("/")[:-1])
         self._begin("list")
         removed = 0
-        with translated("abort", self.url, prefix), _NO_ABSENCE, self._folder(folder) as top:
+        with translated("abort", self.url, prefix), _UNLESS_GONE, self._folder(folder) as top:
             for at, _, entry in _files(top, prefix):
-                with _NO_ABSENCE:
+                with _UNLESS_GONE:
                     if entry.name.startswith(TEMPORARY_PREFIX) and _modified_ms(entry) < before_ms:
                         os.unlink(entry.name, dir_fd=at)
                         removed += 1
@@ -153,7 +153,7 @@ class LocalStorage(ObjectStorage):
         def delete(key: str) -> None:
             *folder, name = key.split("/")
             self._begin("delete")
-            with translated("delete", self.url, key), _NO_ABSENCE, self._folder(tuple(folder)) as at:
+            with translated("delete", self.url, key), _UNLESS_GONE, self._folder(tuple(folder)) as at:
                 try:
                     os.unlink(name, dir_fd=at)
                 except (IsADirectoryError, PermissionError):  # of a folder, which does not count: EPERM not on Linux
@@ -316,7 +316,7 @@ def _files(at: int, above: str) -> Iterator[tuple[int, str, os.DirEntry[str]]]:
     """
     with os.scandir(at) as entries:
         for entry in entries:
-            with _NO_ABSENCE:
+            with _UNLESS_GONE:
                 if entry.is_file(follow_symlinks=False):
                     yield at, above, entry
                 elif entry.is_dir(follow_symlinks=False) and not key_problem(entry.name):

@@ -61,8 +61,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-__all__ = ["ObjectInfo", "ObjectStorage"]
-
 Action = Literal["put", "get", "list", "delete"]
 #: The limit for an object whose storage cannot read ranges: no commit is larger.
 RANGE_OBJECT_BYTES_MAX = 4 << 30

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
-__all__ = ["open_storage"]
-
 _NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
 
 

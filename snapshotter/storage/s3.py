@@ -190,11 +190,6 @@ def _pause_seconds(response: Any, attempts: int, **_: object) -> float | None:
     return _FIRST_PAUSE_SECONDS * 2**attempts if is_conflict and attempts < _CONFLICT_ATTEMPTS else None
 
 
-async def request_of(client: s3fs.S3FileSystem, operation: str, **request: Any) -> Any:
-    """Make one request, which only botocore repeats."""
-    return await client._call_s3(operation, **request)  # noqa: SLF001
-
-
 def announced_size(response: Any) -> int:
     """Return the announced size of a reply's body: without it a truncated body looks whole."""
     if "ContentLength" not in response:
@@ -349,7 +344,7 @@ class S3Storage(ObjectStorage):
 
     async def _call(self, fs: Any, operation: str, **request: Any) -> Any:
         """Make one request about the bucket, repeated by botocore only."""
-        return await request_of(fs, operation, Bucket=self._bucket, **request)
+        return await fs._call_s3(operation, Bucket=self._bucket, **request)  # noqa: SLF001
 
     async def _put_small(self, fs: Any, name: str, view: bytes | memoryview, **condition: str) -> None:
         async with self._limit(len(view)):

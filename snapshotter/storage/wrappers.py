@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-__all__ = ["Bandwidth", "LimitedStorage", "PrefixedStorage", "WrappedStorage"]
-
 
 class WrappedStorage(ObjectStorage):
     """Delegates to `inner`, which it closes; a subclass overrides what it changes."""
