@@ -63,8 +63,6 @@ COMMIT_BYTES_MAX = 4 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class _Header(Lineage):
-    """The header of a commit's object; see `Commit`."""
-
     pointer: Pointer
     shard: str
     rows: Mapping[str, int]
@@ -253,8 +251,6 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _RestorePlan:
-    """How to restore a version."""
-
     base: Pointer | None  #: The version to start from: a local one, or the frozen one
     chain: Chain  #: What the version is made of; in place of a damaged snapshot, what that replaced
     commits: Chain  #: Those of the chain after the base or the snapshot

@@ -104,8 +104,6 @@ class _Unfit(Exception):  # noqa: N818
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads and writes one field."""
-
     name: str
     key: str
     read: _Read
@@ -134,7 +132,6 @@ def _coding(kind: Any) -> Coding | None:
 
 
 def _read_of(kind: Any, bound: Any = None) -> _Read:
-    """Return the reader for an annotation."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         coding = _coding(kind)
@@ -211,7 +208,6 @@ def _decoded(coding: Coding) -> _Read:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of a field as JSON has it."""
     if isinstance(value, Stored):
         return value.to_json()
     if isinstance(value, Pointer):

@@ -45,7 +45,6 @@ class ChainEntry(Stored):
 
     @property
     def version(self) -> int:
-        """The number of the version."""
         return self.pointer.version
 
     @property
@@ -97,12 +96,10 @@ class Lineage(Stored):
 
     @property
     def snapshot(self) -> ChainEntry | None:
-        """The snapshot that the version builds on."""
         return self.chain[0] if self.chain and self.chain[0].kind == "snapshot" else None
 
     @property
     def commits(self) -> Chain:
-        """The commit objects since the snapshot."""
         return self.chain[1:] if self.snapshot else self.chain
 
     @property

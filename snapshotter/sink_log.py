@@ -132,7 +132,6 @@ class Entry(Stored):
 
     @property
     def is_decision(self) -> bool:
-        """Whether it decides a micro-batch."""
         return self.batch_id is not None
 
     @property

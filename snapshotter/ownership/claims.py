@@ -102,7 +102,6 @@ class Claim(Stored, notice=True):
 
     @property
     def holder(self) -> ClaimingRun:
-        """The run that holds the directory."""
         return self.runs[-1]
 
 
@@ -337,7 +336,6 @@ class Claims:
         return Tenure(newest, self._monotonic_ms(), tenure.begun_ms)
 
     def _earlier(self, begun_ms: int, besides: Iterable[Beside]) -> list[Beside]:
-        """Return the runs beside that began before this one."""
         return [told for told in besides if told.run_id != self._mine.run_id and told.begun_ms < begun_ms]
 
     def _follows(self, told: Beside) -> bool:
@@ -394,7 +392,6 @@ def _seen(besides: Iterable[Beside], now_ms: int) -> list[Beside]:
 
 
 def _described(claim: Claim) -> dict[str, str]:
-    """Return a claim's query as users know it."""
     started = _time(claim.holder.started_ms)
     return {"owner": claim.query_id, "name": claim.query_name or "(none)", "started": started, "host": claim.host}
 

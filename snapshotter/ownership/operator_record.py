@@ -60,7 +60,6 @@ class OperatorRecord(Stored):
         retained_versions: int,
         configuration: Mapping[str, str] | None = None,
     ) -> OperatorRecord:
-        """Return the record of an operator with these tables."""
         schemas = encode_schemas(tables)
         of_api = dict(configuration or {})
         return cls(operator, query_id, definition_id, run_id, shards, schemas, retained_versions, of_api)

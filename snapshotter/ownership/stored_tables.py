@@ -68,7 +68,6 @@ class StoredTables(Stored):
 
     @classmethod
     def of_first_run(cls, declared: Mapping[str, TableSchema]) -> Self:
-        """Return the tables of state whose first run declares these."""
         names = {name: {column: column for column in schema.value.names} for name, schema in declared.items()}
         return cls(declared, declared, frozenset(declared), names)
 
@@ -152,8 +151,6 @@ class StoredTables(Stored):
 
 @dataclass(frozen=True, kw_only=True)
 class _Header(StoredTables):
-    """The header of an object of tables."""
-
     operator: str
     query_id: str
     number: int

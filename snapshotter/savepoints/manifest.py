@@ -162,7 +162,6 @@ class SavedOperator(Stored):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all its pieces."""
         return sum(piece.size_bytes for piece in self.pieces)
 
     def of_table(self, table: str) -> Iterator[Piece]:

@@ -35,8 +35,6 @@ _NAME_BYTES_MAX = 100
 
 @dataclass(frozen=True)
 class _Header(Stored):
-    """Whose rows a piece's object holds."""
-
     operator: str
     table: str
     shard: int

@@ -96,7 +96,6 @@ def read_savepoint(target: ObjectStorage, name: str) -> Savepoint:
 
 
 def _finished(target: ObjectStorage) -> set[str]:
-    """Return the names of folders with a manifest."""
     return {info.key.removesuffix(f"/{KEY}") for info in target.list("") if info.key.endswith(f"/{KEY}")}
 
 

@@ -57,8 +57,6 @@ class Part(Stored):
 
 @dataclass(frozen=True)
 class _PartHeader(Stored):
-    """Which stretch of which file a part's object holds."""
-
     shard: str
     name: str
     offset: int
@@ -83,7 +81,6 @@ class SnapshotFile(Stored):
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of the objects that hold the file."""
         return sum(part.size_bytes for part in self.parts)
 
     def sizes_of_parts(self, part_bytes: int) -> Iterator[tuple[Part, int]]:

@@ -24,7 +24,6 @@ class Connections(Generic[_Connection]):
         self._by_process: dict[int, _Connection] = {}
 
     def of_this_process(self) -> _Connection:
-        """Return the connection; make it if there is none."""
         connection = self._by_process.get(os.getpid())
         if connection is None:
             connection = self._by_process.setdefault(os.getpid(), self._connect())

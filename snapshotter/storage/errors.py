@@ -170,7 +170,6 @@ def error_for_code(code: str, status: int) -> tuple[type[HoldfastError], str]:
 
 
 def _classify(exc: BaseException) -> tuple[type[HoldfastError], str]:
-    """Return class and message for an exception."""
     answer = _answer(exc)
     if answer is not None:
         return error_for_code(*answer)

@@ -258,7 +258,6 @@ class HdfsStorage(ObjectStorage):
         return whole_range(data, start, end, key, self.url)
 
     def _read(self, key: str, choose: Callable[[int], tuple[int, int]]) -> memoryview:
-        """Return some bytes of an object, which `choose` chooses by its size."""
         path = self._path(key)
         try:
             data = self._perform("get", key, lambda client, attempt: read_file(client, attempt, path, choose))
@@ -318,7 +317,6 @@ class HdfsStorage(ObjectStorage):
         self._clients.release()
 
     def _path(self, key: str) -> str:
-        """Return the path of an object's file."""
         return f"{self._root}/{check_key(key)}"
 
     def _perform(

@@ -364,13 +364,11 @@ class ObjectStorage(ABC):
         require_deleted(failures, self.url)
 
     def __enter__(self) -> Self:
-        """Return the storage itself."""
         return self
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the storage."""
         self.close()
 
     def __repr__(self) -> str:

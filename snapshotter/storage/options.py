@@ -113,7 +113,6 @@ def secrets_of(options: Mapping[str, object]) -> frozenset[str]:
 
 
 def _typed(name: str, text: str) -> object:
-    """Return the value of one option as the type its name asks for."""
     if name in _BOOLS:
         value = _WORDS.get(text.strip().lower())
         if value is None and name == _PATH_OR_BOOL:
@@ -193,7 +192,6 @@ def beside(url: str, ending: str) -> str:
 
 
 def _local_path(rest: str) -> str:
-    """Return the absolute path of a ``file:`` URL."""
     if rest.startswith("//"):
         host, slash, path = rest[2:].partition("/")
         if host not in ("", "localhost"):

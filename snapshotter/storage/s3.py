@@ -317,7 +317,6 @@ class S3Storage(ObjectStorage):
         self._connections.release()
 
     def _name(self, key: str) -> str:
-        """Return the object's key in the bucket."""
         name = self._root + check_key(key)
         if len(name.encode()) > KEY_LIMIT_BYTES:
             raise InvalidArgumentError(
@@ -339,7 +338,6 @@ class S3Storage(ObjectStorage):
             future.cancel()
 
     def _limit(self, size_bytes: int = 0) -> asyncio.Timeout:
-        """Return the time limit of an operation on that many bytes."""
         return asyncio.timeout(self._timeout_seconds + size_bytes / _MIN_RATE_BYTES_PER_SECOND)
 
     async def _call(self, fs: Any, operation: str, **request: Any) -> Any:

@@ -137,7 +137,6 @@ class _Once:
         self._known: dict[object, object] = {}
 
     def each(self, values: Iterable[_Value]) -> tuple[_Value, ...]:
-        """Return the first seen of equal values."""
         return tuple(self._known.setdefault(value, value) for value in values)  # type: ignore[misc]  # they are equal
 
     def header(self, header: Commit | Manifest) -> Commit | Manifest:

@@ -94,7 +94,6 @@ class ExactlyOnce:
         self._runs: dict[str, _Run] = {}
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Write one micro-batch."""
         query_id, run_id = self._query_id(frame.sparkSession), _run_id(frame.sparkSession)
         schema = arrow_schema(frame.schema, f"the rows for sink {self._sink.name!r}", keep_not_null=False)
         # Only the next micro-batch of the same run has nothing half-done behind it; anything else is a new start.

@@ -378,7 +378,6 @@ def _digest(prepared: Sequence[PreparedAttempt]) -> int:
 
 
 def _newest_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """Return the last row of each key."""
     # By names of our own: a column may have any.
     named = [f"key {number}" for number in range(len(keys))]
     numbered = rows.select(list(keys)).rename_columns(named).append_column("row", pa.array(np.arange(rows.num_rows)))

@@ -102,7 +102,6 @@ class _FileWriter:
     export_id: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield a row for each file."""
         storage, attempt_id = storage_at(self.url, self.settings), clock.new_id()
         context = TaskContext.get()
         partition = context.partitionId() if context else 0

@@ -184,8 +184,6 @@ _ATTEMPT_PATTERN = "^[0-9]{18}-[0-9]{6}-[0-9a-f]{32}$"
 
 @dataclass(frozen=True)
 class _Header(Stored):
-    """The header of a manifest."""
-
     sink: str
     query_id: str
     level: int
@@ -259,7 +257,6 @@ class Manifests(FileTarget):
         return max((manifest.last for manifest in self.listed()), default=-1)
 
     def listed(self) -> list[Manifest]:
-        """Return the manifests, in the order of `place`."""
         return found(self._storage.list(self._folder))
 
     def has(self, batch_id: int, prepared: Sequence[PreparedAttempt], listed: Sequence[ObjectInfo]) -> bool:

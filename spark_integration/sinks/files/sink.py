@@ -178,7 +178,6 @@ class DataFile(Stored):
 
     @property
     def name(self) -> str:
-        """The last part of its key."""
         return file_name(self.attempt, self.number)
 
 
@@ -218,7 +217,6 @@ class PreparedAttempt(Stored):
 
     @property
     def names(self) -> list[str]:
-        """The last parts of its files' keys."""
         return [file_name(self.attempt, number) for number in range(self.count)]
 
 
@@ -233,8 +231,6 @@ def attempts_of(handles: Iterable[Handle], batch_id: int | None = None) -> list[
 
 @dataclass(frozen=True)
 class _Note(Stored):
-    """The header of a note."""
-
     sink: str
     query_id: str
     attempt: str
@@ -467,5 +463,4 @@ class FileSink(TwoPhaseSink):
         return self.attempts(query).left()
 
     def attempts(self, query: SinkQuery) -> Attempts:
-        """Return a query's attempts."""
         return Attempts(storage_of(self.url, query.options), query, self.folder)

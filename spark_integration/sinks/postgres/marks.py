@@ -61,7 +61,6 @@ class PreparedPart(Stored):
 
     @property
     def is_staged(self) -> bool:
-        """Whether it is a table."""
         return self.schema is not None
 
     @property

@@ -229,7 +229,6 @@ class StagingTable(NamedTuple):
 
     @property
     def identifier(self) -> sql.Identifier:
-        """The table's name in SQL."""
         return sql.Identifier(str(self.part.schema), self.part.name)
 
 
@@ -386,7 +385,6 @@ class Ending:
 
 
 def _abort(session: Session, query: SinkQuery, handles: Sequence[Handle]) -> None:
-    """Roll back or drop what remains."""
     _end(session, _there(session, [PreparedPart.of(query, handle) for handle in handles]))
 
 
