@@ -8,14 +8,7 @@ Kafka's clients have no "prepare". But a transaction whose messages have all bee
 and its coordinator lets anyone end it who gives its id, producer id and epoch; the coordinator tells the latter two. A
 destroyed producer leaves its transaction unchanged.
 
-Rows have the columns that Spark's Kafka sink takes, and ``timestamp``:
-
-    value       string or binary; null deletes the key in a compacted topic    required
-    key         string or binary                                               optional
-    topic       string                                                         where the sink has no topic of its own
-    partition   int                                                            optional; null: by the key
-    headers     array<struct<key: string, value: binary>>                      optional
-    timestamp   timestamp, kept in milliseconds                                optional; null: now
+Rows have the columns that Spark's Kafka sink takes, and ``timestamp``: docs/kafka-sink.md.
 """
 
 from __future__ import annotations

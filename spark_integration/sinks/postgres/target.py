@@ -1,28 +1,6 @@
 """The sink's table: its columns, keys and constraints, and which rows it takes.
 
-Types fit if no value can change:
-
-======================================  ==========================================================================
-Arrow, as Spark has it                  PostgreSQL
-======================================  ==========================================================================
-whole numbers                           whole numbers at least as wide; numeric; real and double where all fit
-float, double                           real (float), double precision; numeric without precision
-decimal(p, s)                           numeric without precision, or with room for all digits before and behind
-boolean                                 boolean
-string                                  text; varchar(n) if no value is longer, char(n) if each has n characters; json,
-                                        jsonb, uuid, inet, enums and whatever else is no number, time, boolean,
-                                        bytea or array: the server reads the text
-binary                                  bytea
-date                                    date
-timestamp (with time zone)              timestamp with time zone, of microseconds
-timestamp_ntz                           timestamp without time zone, of microseconds
-day-time interval                       interval
-array                                   an array of what its elements may go into, without empty ones within others;
-                                        json, jsonb
-struct, map                             json, jsonb
-======================================  ==========================================================================
-
-Everything else is refused before any write: cast the column in the query, or alter the table.
+Types fit if no value can change: docs/postgres-sink.md has them all. Everything else is refused before any write.
 
 `why_staged` depends on the server's catalogue and the rows' columns only: the driver, which logs it, and every worker
 come to the same answer. `read` locks nothing: an ``ALTER TABLE`` that waits for a prepared transaction must not keep
