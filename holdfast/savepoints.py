@@ -101,7 +101,7 @@ def leftovers(target: str | Path, name: str, options: Mapping[str, str] = _NO_OP
     """
     with open_storage(str(target), parse_storage_options(options)) as storage:
         savepoint = _stored.read_savepoint(storage, name)
-        return _stored.unnamed(_stored.savepoint_folder(storage, name).list(""), savepoint)
+        return _stored.unnamed_keys(_stored.savepoint_folder(storage, name).list(""), savepoint)
 
 
 def diff(

@@ -33,8 +33,7 @@ from holdfast.commands.target import batch_option, both_places, on_storage, save
 from holdfast.distribution import needs_extra
 from holdfast.errors import ConflictError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.settings import PREFIX
-from holdfast.snapshotter.savepoints.pieces import read_piece
-from holdfast.snapshotter.savepoints.savepoints import find_savepoint, read_savepoint, savepoint_folder
+from holdfast.snapshotter.savepoints.savepoints import find_savepoint, read_piece, read_savepoint, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options

@@ -1,12 +1,16 @@
-"""The savepoints of a directory: made, listed, read, verified and deleted.
+"""The savepoints of a directory: made, listed, read, verified and deleted; and pieces, which hold their rows.
 
 ::
 
     <target>/
         before-upgrade/savepoint    a savepoint
-        before-upgrade/operators/…
+        before-upgrade/operators/…  pieces
         nightly-7/operators/…       unfinished: it has no manifest, or not yet
         nightly-7/probe-92ab47…     left by the check of a directory that allows no deletes
+
+A piece is a stored file whose only section, at its begin, is an Arrow IPC stream with one record batch and LZ4 buffers:
+``pyarrow.ipc.open_stream``, Polars and DuckDB read it as it is. Its columns are those of a run (FORMAT.md section 2),
+all of the table's, whichever of them a row was written with.
 
 Invariants
 ----------
@@ -21,16 +25,20 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
+from urllib.parse import quote
 
+import pyarrow.ipc as ipc
 import xxhash
 
 from holdfast import clock
+from holdfast.backends import stored_file
 from holdfast.backends.options import did_you_mean
-from holdfast.backends.stored_file import MAGIC
+from holdfast.backends.run import Run, TableSchema
 from holdfast.errors import (
     ConflictError,
     CorruptionError,
@@ -40,12 +48,105 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.snapshotter.fence import looks
-from holdfast.snapshotter.savepoints.manifest import KEY, NAME, Savepoint, SourceLog, read_manifest
-from holdfast.snapshotter.savepoints.pieces import MAKER_DIGITS, read_piece
+from holdfast.snapshotter.fields import Stored, refuse, refuse_stray
+from holdfast.snapshotter.savepoints.manifest import (
+    KEY,
+    NAME,
+    PIECE_BYTES_MAX,
+    Piece,
+    Savepoint,
+    SourceLog,
+    read_manifest,
+)
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 _log = logging.getLogger(__name__)
+KIND = "piece"
+#: Of a piece's rows, unpacked and on the average: what a task holds twice.
+PIECE_BYTES = 64 << 20
+#: Of a piece's id, how many say who makes its savepoint.
+MAKER_DIGITS = 8
+_ROWS_MAX = (1 << 31) - 1
+_NAME_BYTES_MAX = 100
+
+
+@dataclass(frozen=True)
+class _Header(Stored):
+    operator: str
+    table: str
+    shard: int
+
+
+def folder_of(operator: str, table: str) -> str:
+    """Return the folder of a table's pieces below the savepoint, escaped: a variable's name may not fit into a key."""
+    name = quote(table, safe="")
+    if len(name) > _NAME_BYTES_MAX:
+        name = f"{name[:_NAME_BYTES_MAX]}-{xxhash.xxh3_64_hexdigest(table.encode())}"
+    return f"operators/{operator}/{name}"
+
+
+def write_pieces(
+    savepoint: ObjectStorage,
+    operator: str,
+    shard: int,
+    run: Run,
+    piece_bytes: int = PIECE_BYTES,
+    maker: str = "",
+    each: Callable[[Callable[[Any], Piece], Iterable[Any]], Iterable[Piece]] = map,
+) -> Iterator[Piece]:
+    """Store the live rows of a table and shard in pieces of about `piece_bytes`; yield each when it is stored.
+
+    `maker`: with which their ids begin; see `MAKER_DIGITS`.
+    """
+
+    def written(numbered: tuple[int, Run]) -> Piece:
+        number, chunk = numbered
+        key = f"{folder_of(operator, run.schema.name)}/{shard:04d}-{number}-{maker}{clock.new_id()[len(maker) :]}.arrow"
+        return _write_piece(savepoint, operator, shard, chunk, key)
+
+    yield from each(written, enumerate(run.chunks(_ROWS_MAX, piece_bytes)))
+
+
+def _write_piece(savepoint: ObjectStorage, operator: str, shard: int, rows: Run, key: str) -> Piece:
+    table, plain_bytes = rows.schema.name, ipc.get_record_batch_size(rows.batch)
+    header = _Header(operator, table, shard).to_json()
+    sections = {"rows": partial(rows.write, compression="lz4")}
+    data, digest = stored_file.encode(KIND, header, sections, plain_bytes=plain_bytes)
+    if data.size > PIECE_BYTES_MAX:
+        raise InvalidArgumentError("rows of one key are too large for a savepoint", key=key, size_bytes=data.size)
+    savepoint.put(key, data)
+    first_hash, last_hash = int(rows.hashes[0]), int(rows.hashes[-1])
+    return Piece(key, table, shard, len(rows), data.size, plain_bytes, digest, first_hash, last_hash)
+
+
+def fetch_piece(savepoint: ObjectStorage, piece: Piece) -> tuple[memoryview, stored_file.StoredFile]:
+    """Return the object of a piece; raises `CorruptionError` if it is missing, damaged, or not the manifest's."""
+    source = f"{savepoint.url}/{piece.key}"
+    try:
+        data = savepoint.get(piece.key, piece.size_bytes)
+    except NotFoundError as exc:
+        raise CorruptionError(f"{source} is missing: the savepoint is incomplete") from exc
+    stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=len(data))
+    if (stored.digest, stored.size_bytes) != (piece.digest, piece.size_bytes):
+        raise CorruptionError(f"{source} is not the object that the savepoint names", digest=stored.digest)
+    return data, stored
+
+
+def read_piece(savepoint: ObjectStorage, operator: str, piece: Piece, schema: TableSchema) -> Run:
+    """Return the rows of a piece. Raises `CorruptionError`. `schema`: of its table, as the manifest has it."""
+    stored, source = fetch_piece(savepoint, piece)[1], f"{savepoint.url}/{piece.key}"
+    header = _Header.read(stored.header, source)
+    if (header.operator, header.table, header.shard) != (operator, piece.table, piece.shard):
+        refuse_stray(source, operator=header.operator, table=header.table, shard=header.shard)
+    run = Run.read(stored.section("rows", source), schema, source=source, plain_bytes=piece.plain_bytes)
+    if len(run) != piece.rows or (int(run.hashes[0]), int(run.hashes[-1])) != (piece.first_hash, piece.last_hash):
+        refuse(source, "holds other rows than the savepoint says", rows=len(run), wanted=piece.rows)
+    if run.deleted.any():
+        refuse(source, "holds deleted rows")
+    return run
+
+
 _KEYS_SHOWN = 5
 # Later than anything: uploads to a deleted savepoint should fail.
 _EVER_MS = 1 << 52
@@ -159,7 +260,7 @@ def verify_savepoint(target: ObjectStorage, savepoint: Savepoint, executor: Exec
     return [problem for problem in executor.map(_problem, reads) if problem]
 
 
-def unnamed(listed: Iterable[ObjectInfo], savepoint: Savepoint) -> list[str]:
+def unnamed_keys(listed: Iterable[ObjectInfo], savepoint: Savepoint) -> list[str]:
     """Return the objects in a finished savepoint's folder that its manifest does not name: harmless leftovers."""
     keys = [info.key for info in listed if _OURS.fullmatch(info.key) and info.key != KEY]
     return sorted(set(keys) - savepoint.keys.keys())
@@ -188,7 +289,7 @@ def find_objects(target: ObjectStorage, name: str) -> list[str]:
     """Return all objects of a savepoint to delete. Raises `InvalidArgumentError` if only a foreign file is there."""
     folder = savepoint_folder(target, name)
     keys = _ours(folder)
-    if keys == [KEY] and bytes(folder.get(KEY))[-len(MAGIC) :] != MAGIC:
+    if keys == [KEY] and bytes(folder.get(KEY))[-len(stored_file.MAGIC) :] != stored_file.MAGIC:
         raise InvalidArgumentError("this file is not a savepoint: delete it yourself", file=f"{folder.url}/{KEY}")
     return keys
 

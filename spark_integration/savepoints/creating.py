@@ -55,8 +55,7 @@ from holdfast.snapshotter.savepoints.manifest import (
     sinks_of,
     unnamed,
 )
-from holdfast.snapshotter.savepoints.pieces import write_pieces
-from holdfast.snapshotter.savepoints.savepoints import Making, making, require_free, savepoint_folder
+from holdfast.snapshotter.savepoints.savepoints import Making, making, require_free, savepoint_folder, write_pieces
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_url

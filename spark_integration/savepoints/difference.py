@@ -19,7 +19,7 @@ from holdfast.backends.evolution import evolved
 from holdfast.backends.run import Run, TableSchema
 from holdfast.errors import SchemaMismatchError
 from holdfast.snapshotter.savepoints.manifest import SavedOperator, Savepoint
-from holdfast.snapshotter.savepoints.pieces import read_piece
+from holdfast.snapshotter.savepoints.savepoints import read_piece
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.version_reader import no_rows
 from holdfast.spark_integration.lookup.stored_query import ADDED, CHANGED, REMOVED, differing

@@ -34,8 +34,7 @@ from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import shard_prefix
 from holdfast.snapshotter.savepoints.manifest import Piece, SavedOperator
-from holdfast.snapshotter.savepoints.pieces import read_piece
-from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
+from holdfast.snapshotter.savepoints.savepoints import read_piece, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.executor.takeover import own_directory

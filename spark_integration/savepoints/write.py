@@ -50,8 +50,15 @@ from holdfast.snapshotter.savepoints.manifest import (
     Savepoint,
     ShardTimes,
 )
-from holdfast.snapshotter.savepoints.pieces import fetch_piece, write_pieces
-from holdfast.snapshotter.savepoints.savepoints import Making, making, read_log, read_savepoint, savepoint_folder
+from holdfast.snapshotter.savepoints.savepoints import (
+    Making,
+    fetch_piece,
+    making,
+    read_log,
+    read_savepoint,
+    savepoint_folder,
+    write_pieces,
+)
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.lookup.keys import free_name, shown_columns

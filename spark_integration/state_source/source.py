@@ -57,8 +57,7 @@ from holdfast.snapshotter.commits import Commit, CommitObjects, ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import read_operator, shard_prefix
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
 from holdfast.snapshotter.savepoints.manifest import Piece
-from holdfast.snapshotter.savepoints.pieces import read_piece
-from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint_folder
+from holdfast.snapshotter.savepoints.savepoints import read_piece, read_savepoint, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import CREDENTIALS, parse_storage_options

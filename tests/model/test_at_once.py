@@ -23,8 +23,13 @@ from holdfast.snapshotter.ownership.claims import Tenure
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
 from holdfast.snapshotter.ownership.stored_tables import StoredTables, declare_tables, stored_tables
 from holdfast.snapshotter.savepoints.manifest import Savepoint
-from holdfast.snapshotter.savepoints.pieces import write_pieces
-from holdfast.snapshotter.savepoints.savepoints import delete_savepoint, find_savepoint, making, verify_savepoint
+from holdfast.snapshotter.savepoints.savepoints import (
+    delete_savepoint,
+    find_savepoint,
+    making,
+    verify_savepoint,
+    write_pieces,
+)
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.upkeep.retention import run_retention
 from tests.model.shard_history import ShardHistory, TimedStorage, Version

@@ -21,8 +21,7 @@ from holdfast.snapshotter.savepoints.manifest import (
     ShardTimes,
     SourceLog,
 )
-from holdfast.snapshotter.savepoints.pieces import write_pieces
-from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
+from holdfast.snapshotter.savepoints.savepoints import savepoint_folder, write_pieces
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
 STATE = TableSchema.of("state", pa.schema([("user", pa.string())]), pa.schema([("n", pa.int64())]))

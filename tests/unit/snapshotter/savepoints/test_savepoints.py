@@ -25,15 +25,16 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.snapshotter.savepoints.manifest import KEY, KIND, Piece, Savepoint, read_manifest
-from holdfast.snapshotter.savepoints.pieces import folder_of, read_piece
 from holdfast.snapshotter.savepoints.savepoints import (
     delete_savepoint,
     find_savepoint,
+    folder_of,
     list_savepoints,
     making,
+    read_piece,
     read_savepoint,
     savepoint_folder,
-    unnamed,
+    unnamed_keys,
     verify_savepoint,
 )
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
@@ -198,7 +199,7 @@ def test_what_a_savepoint_does_not_name_goes_at_its_end(target: ObjectStorage, e
     folder.put(key, b"a piece of a task that was repeated")
     folder.put("notes.txt", b"mine")
     assert verify_savepoint(target, made, executor) == [], "it can be restored whole"
-    assert unnamed(folder.list(""), made) == [key]
+    assert unnamed_keys(folder.list(""), made) == [key]
     folder.delete([KEY])
     new.finish(made)
     assert verify_savepoint(target, made, executor) == []
@@ -355,7 +356,7 @@ def test_a_maker_that_was_killed_blocks_nothing(timed: TimedStorage, executor: T
     again = stored(timed, "again")
     making(timed, "one").finish(again)
     assert read_savepoint(timed, "one") == again
-    assert unnamed(savepoint_folder(timed, "one").list(""), again) == [ANOTHER.removeprefix("one/")]
+    assert unnamed_keys(savepoint_folder(timed, "one").list(""), again) == [ANOTHER.removeprefix("one/")]
     delete_savepoint(timed, "one")
     assert timed.list("") == []
 
@@ -422,7 +423,7 @@ def test_what_cannot_be_deleted_is_no_failure(
     found = read_savepoint(timed, "one")
     assert found == made
     assert verify_savepoint(timed, found, executor) == []
-    assert unnamed(savepoint_folder(timed, "one").list(""), found) == [left]
+    assert unnamed_keys(savepoint_folder(timed, "one").list(""), found) == [left]
     (warning,) = caplog.messages
     assert all(words in warning for words in ("timed://test/one is complete, but", left, str(error)))
 

@@ -29,8 +29,7 @@ from holdfast.errors import (
 )
 from holdfast.settings import Settings
 from holdfast.snapshotter.savepoints.manifest import Piece
-from holdfast.snapshotter.savepoints.pieces import read_piece
-from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
+from holdfast.snapshotter.savepoints.savepoints import read_piece, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.copies import drain

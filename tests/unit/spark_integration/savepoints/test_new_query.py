@@ -29,8 +29,7 @@ from holdfast.settings import Settings
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
 from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin
 from holdfast.snapshotter.savepoints.manifest import KEY, SavedOperator, Savepoint, ShardTimes, read_manifest, unnamed
-from holdfast.snapshotter.savepoints.pieces import write_pieces
-from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint_folder
+from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint_folder, write_pieces
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration import copies

@@ -32,8 +32,7 @@ from holdfast.snapshotter.savepoints.manifest import (
     SavedSource,
     ShardTimes,
 )
-from holdfast.snapshotter.savepoints.pieces import write_pieces
-from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
+from holdfast.snapshotter.savepoints.savepoints import savepoint_folder, write_pieces
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import WrappedStorage
