@@ -153,11 +153,11 @@ WITH RECURSIVE tree AS (
     JOIN pg_class c ON c.oid = i.inhrelid AND c.relispartition)"""
 # Computed indexes, and others than B-trees, may refuse a row; a B-tree refuses long values only.
 _TABLE = f"""{_TREE}
-SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relpersistence::text, row_security_active(c.oid), c.relhasrules,
-       EXISTS (SELECT FROM pg_trigger JOIN tree ON tgrelid = tree.oid WHERE NOT tgisinternal),
+SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relpersistence::text, row_security_active(c.oid),
+       c.relhasrules OR EXISTS (SELECT FROM pg_trigger JOIN tree ON tgrelid = tree.oid WHERE NOT tgisinternal),
        EXISTS (SELECT FROM pg_constraint JOIN tree ON conrelid = tree.oid WHERE contype = 'x'),
-       EXISTS (SELECT FROM pg_constraint JOIN tree ON conrelid = tree.oid WHERE contype = 'f'),
-       EXISTS (SELECT FROM pg_index i JOIN tree ON i.indrelid = tree.oid JOIN pg_class x ON x.oid = i.indexrelid
+       c.relkind = 'p' OR EXISTS (SELECT FROM pg_constraint JOIN tree ON conrelid = tree.oid WHERE contype = 'f')
+       OR EXISTS (SELECT FROM pg_index i JOIN tree ON i.indrelid = tree.oid JOIN pg_class x ON x.oid = i.indexrelid
                JOIN pg_am m ON m.oid = x.relam
                WHERE i.indexprs IS NOT NULL OR i.indpred IS NOT NULL OR m.amname <> 'btree'),
        ARRAY(SELECT DISTINCT a.attname::text FROM pg_index i JOIN tree ON i.indrelid = tree.oid
@@ -256,11 +256,9 @@ class Target:
     columns: dict[str, Column]
     unique: tuple[Unique, ...]
     indexed: tuple[str, ...]
-    partitioned: bool
-    has_triggers: bool
+    has_triggers: bool  #: Or rules
     has_exclusions: bool
-    has_foreign_keys: bool
-    has_computed_indexes: bool
+    has_late_checks: bool  #: Partitions, foreign keys, or indexes that only the rows themselves can tell
     has_row_security: bool
     prepared_max: int
 
@@ -297,10 +295,8 @@ class Target:
             or any(column.generated for column in self.columns.values())
             or self.has_triggers
             or self.has_exclusions
-            or self.has_foreign_keys
             or self.has_row_security
-            or self.has_computed_indexes
-            or self.partitioned
+            or self.has_late_checks
         )
 
     def key_index(self, keys: Sequence[str]) -> Unique | None:
@@ -315,11 +311,8 @@ def read(session: Session, table: str) -> Target:
         raise InvalidArgumentError(
             "no such table, or its schema is not on the search path; create it, or write schema.table", table=table
         )
-    (
-        (oid, schema, name, kind, persistence, secured, rules, triggers, exclusions, foreign, computed, indexed,
-         recovering, room),
-    ) = found  # fmt: skip
-    if recovering:
+    ((oid, schema, name, kind, persistence, secured, triggers, exclusions, late, indexed, standby, room),) = found
+    if standby:
         raise InvalidArgumentError("the server is a standby, which takes no writes; name the primary", table=table)
     if kind not in ("r", "p"):
         raise InvalidArgumentError("not a table; a view or foreign table cannot be a sink", table=table)
@@ -335,11 +328,9 @@ def read(session: Session, table: str) -> Target:
         columns={row[0]: _column(row) for row in session.run(_COLUMNS, [oid])},
         unique=tuple(Unique(n, plain, equal, tuple(names)) for n, plain, equal, names in unique),
         indexed=tuple(indexed),
-        partitioned=kind == "p",
-        has_triggers=triggers or rules,
+        has_triggers=triggers,
         has_exclusions=exclusions,
-        has_foreign_keys=foreign,
-        has_computed_indexes=computed,
+        has_late_checks=late,
         has_row_security=secured,
         prepared_max=room,
     )
@@ -353,11 +344,9 @@ def checks(session: Session, target: Target) -> list[Check]:
 
 
 def _column(row: tuple[Any, ...]) -> Column:
-    name, base, shown, category, modifier, element, element_category, declared, not_null, default = row[:10]
-    identity, made, collation = row[10:13]
-    kind = PgType(base, shown, category, modifier, element, element_category)
+    name, *kind, declared, not_null, default, identity, made, collation = row[:13]
     may = frozenset(right for right, has in zip(("INSERT", "UPDATE", "SELECT"), row[13:], strict=True) if has)
-    return Column(name, kind, declared, not_null, default, bool(identity), bool(made), collation, may)
+    return Column(name, PgType(*kind), declared, not_null, default, bool(identity), bool(made), collation, may)
 
 
 def check(target: Target, schema: pa.Schema, keys: Sequence[str]) -> None:
