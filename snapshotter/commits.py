@@ -4,7 +4,7 @@
 
     <operator>/shard-0003/
         commits/<version>-<commit id>               what was written since the commit object before it
-        snapshots/<version>-<commit id>-<digest>    see `holdfast.snapshotter.snapshots.snapshots`
+        snapshots/<version>-<commit id>-<digest>    see `holdfast.snapshotter.snapshots`
 
 A commit is an object of its own, or **carried**: a small one travels in the row of the query's pointer, which Spark
 makes durable anyway. The next commit holds what the carried one holds, too, and becomes an object when together
@@ -51,8 +51,7 @@ from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.mvcc.store import FrozenVersion, PendingCommit, RestoredVersion
 from holdfast.snapshotter.fields import Fields, refuse, refuse_stray
 from holdfast.snapshotter.lineage import Chain, ChainEntry, Lineage
-from holdfast.snapshotter.snapshots.manifest import Manifest
-from holdfast.snapshotter.snapshots.snapshots import Downloaded, Snapshots
+from holdfast.snapshotter.snapshots import Downloaded, Manifest, Snapshots
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
@@ -273,7 +272,7 @@ class ObjectCommitLog:
     #: The carried commits at hand: the one from the query's pointer, and the appended ones
     carried: dict[Pointer, bytes] = field(default_factory=dict)
     new_id: Callable[[], str] = clock.new_id  #: Returns a new unique name each time
-    now_ms: Callable[[], int] = clock.now_ms  #: See `holdfast.snapshotter.snapshots.snapshots.Snapshots`
+    now_ms: Callable[[], int] = clock.now_ms  #: See `holdfast.snapshotter.snapshots.Snapshots`
     #: How many bytes of commits, unpacked, are restored at a time; one commit, which a worker has held before, may have
     #: more
     step_bytes: int = RESTORE_STEP_BYTES

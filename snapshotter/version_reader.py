@@ -36,8 +36,7 @@ from holdfast.backends.run_stack import merge_over, merge_prefixes, scan_runs
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.commits import Commit, CommitObjects, ObjectCommitLog
 from holdfast.snapshotter.lineage import ChainEntry
-from holdfast.snapshotter.snapshots.manifest import Manifest, Part, SnapshotFile
-from holdfast.snapshotter.snapshots.snapshots import Snapshots, fetch_part, make_empty
+from holdfast.snapshotter.snapshots import Manifest, Part, SnapshotFile, Snapshots, fetch_part, make_empty
 from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage

@@ -68,7 +68,7 @@ from holdfast.snapshotter.ownership.operator_record import declare_operator, rea
 from holdfast.snapshotter.ownership.query_origin import QueryOrigin, find_origin
 from holdfast.snapshotter.ownership.stored_tables import FOLDER as SCHEMAS
 from holdfast.snapshotter.savepoints.manifest import Savepoint
-from holdfast.snapshotter.snapshots.manifest import read_manifest
+from holdfast.snapshotter.snapshots import read_manifest
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import beside

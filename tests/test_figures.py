@@ -12,9 +12,8 @@ from holdfast.backends.rocksdb import generation
 from holdfast.backends.rocksdb import options as rocksdb
 from holdfast.cli import group
 from holdfast.settings import MOST_SHARDS, Settings
-from holdfast.snapshotter import commits
+from holdfast.snapshotter import commits, snapshots
 from holdfast.snapshotter.ownership import claims
-from holdfast.snapshotter.snapshots import snapshots
 from holdfast.snapshotter.storage import hdfs, s3
 from holdfast.spark_integration import copies
 from holdfast.spark_integration.executor import local_dirs, takeover

@@ -22,7 +22,7 @@ from holdfast.health import (
     signs_of,
     times,
 )
-from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
+from holdfast.snapshotter.snapshots import SnapshotPolicy
 from holdfast.spark_integration.client.messages import RecentBatch
 from holdfast.ui.inquiry import Dated, Patience, answers
 from holdfast.ui.site import Awaited, Directory, NamedQuery, Pointers, Progress, Site

@@ -46,7 +46,7 @@ from holdfast.snapshotter.ownership.claims import Beside
 from holdfast.snapshotter.ownership.query_origin import FOLDER as QUERIES
 from holdfast.snapshotter.ownership.query_origin import RESCALING
 from holdfast.snapshotter.sink_log import StoredSink, parse_key, stored_sinks
-from holdfast.snapshotter.snapshots.manifest import PART_NAME, Manifest, read_manifest
+from holdfast.snapshotter.snapshots import PART_NAME, Manifest, read_manifest
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.troubles import NAME as TROUBLE_NAME

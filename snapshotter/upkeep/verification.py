@@ -19,7 +19,7 @@ from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
 from holdfast.snapshotter.commits import Commit
 from holdfast.snapshotter.lineage import Chain, ChainEntry, Lineage
-from holdfast.snapshotter.snapshots.manifest import PART_OBJECT_BYTES_MAX, Manifest, read_part
+from holdfast.snapshotter.snapshots import PART_OBJECT_BYTES_MAX, Manifest, read_part
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import (
     Headers,

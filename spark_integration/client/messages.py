@@ -14,7 +14,7 @@ from holdfast.backends.run import TableSchema
 from holdfast.backends.schema import decode_schemas, encode_schemas
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError
 from holdfast.snapshotter.fields import NOT_STORED, Coding, SignedInt, Stored
-from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
+from holdfast.snapshotter.snapshots import SnapshotPolicy
 
 Message = Mapping[str, Any]
 _Kind = TypeVar("_Kind")

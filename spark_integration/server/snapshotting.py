@@ -25,7 +25,7 @@ from holdfast import clock
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError, UnavailableError
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
-from holdfast.snapshotter.snapshots.manifest import CleanedUp
+from holdfast.snapshotter.snapshots import CleanedUp
 from holdfast.snapshotter.upkeep.catalogue import Headers
 from holdfast.snapshotter.upkeep.retention import run_retention
 from holdfast.snapshotter.upkeep.troubles import Troubles

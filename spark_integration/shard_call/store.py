@@ -14,7 +14,7 @@ from holdfast.snapshotter.lineage import Lineage
 from holdfast.snapshotter.ownership.claims import Tenure
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, find_operator, shard_prefix
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
-from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
+from holdfast.snapshotter.snapshots import SnapshotPolicy
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.upkeep.catalogue import list_shard
 from holdfast.spark_integration.client.messages import ShardAddress

@@ -31,8 +31,7 @@ from holdfast.errors import CorruptionError
 from holdfast.snapshotter.ownership.claims import retained_versions
 from holdfast.snapshotter.ownership.operator_record import read_operator
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
-from holdfast.snapshotter.snapshots.manifest import PART_BYTES_MAX, Part, SnapshotFile
-from holdfast.snapshotter.snapshots.snapshots import download_files
+from holdfast.snapshotter.snapshots import PART_BYTES_MAX, Part, SnapshotFile, download_files
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import Headers, list_shard
 from holdfast.snapshotter.upkeep.retention import History, needed_in_storage, plan

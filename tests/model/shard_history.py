@@ -16,7 +16,7 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import NotFoundError
 from holdfast.snapshotter.lineage import Chain, ChainEntry, Lineage
-from holdfast.snapshotter.snapshots.manifest import PART_BYTES, Manifest, Part, SnapshotFile
+from holdfast.snapshotter.snapshots import PART_BYTES, Manifest, Part, SnapshotFile
 from holdfast.snapshotter.storage.object_storage import (
     ObjectInfo,
     ObjectStorage,

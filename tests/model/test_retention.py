@@ -17,7 +17,7 @@ from holdfast.clock import new_id
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.lineage import Lineage
-from holdfast.snapshotter.snapshots.manifest import Manifest
+from holdfast.snapshotter.snapshots import Manifest
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import Headers, list_shard

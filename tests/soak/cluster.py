@@ -25,7 +25,7 @@ from holdfast.backends.registry import find_backend
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
+from holdfast.snapshotter.snapshots import SnapshotPolicy
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.client.messages import Committed, ShardAddress

@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.backends.rocksdb.backend import RocksDBBackend
-from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
+from holdfast.snapshotter.snapshots import SnapshotPolicy
 from holdfast.spark_integration.server import housekeeping
 from tests.model.built_in import ram_directory
 from tests.soak.cluster import TIDY_EVERY_MS, Clock, Executor, Place, Query, Sample

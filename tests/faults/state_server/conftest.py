@@ -14,7 +14,7 @@ from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.clock import new_id
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
+from holdfast.snapshotter.snapshots import SnapshotPolicy
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.client.connection import StateClient
 from holdfast.spark_integration.client.messages import Committed, ShardAddress

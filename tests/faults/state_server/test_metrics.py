@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from holdfast import clock
 from holdfast.errors import InvalidArgumentError
-from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
+from holdfast.snapshotter.snapshots import SnapshotPolicy
 from holdfast.spark_integration.client.connection import recent_batches
 from holdfast.spark_integration.client.measures import CallMeasures
 from holdfast.spark_integration.client.messages import Committed, MeasuredBatch, SnapshotNews

@@ -30,7 +30,7 @@ from holdfast.errors import InvalidArgumentError, UnavailableError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.lineage import Lineage
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
-from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
+from holdfast.snapshotter.snapshots import SnapshotPolicy
 from holdfast.spark_integration.client import connection
 from holdfast.spark_integration.client.connection import client_of
 from holdfast.spark_integration.client.messages import ShardAddress

@@ -12,7 +12,7 @@ from holdfast.backends.base import Pointer
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
-from holdfast.snapshotter.snapshots.manifest import Manifest
+from holdfast.snapshotter.snapshots import Manifest
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.testing.state_rows import COUNTS, contents, keys_of, values_of
 from tests.model.built_in import open_backend

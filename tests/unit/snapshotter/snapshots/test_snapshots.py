@@ -19,9 +19,9 @@ from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
 from holdfast.clock import new_id
 from holdfast.errors import CorruptionError, HoldfastError, StateLostError, UnavailableError
+from holdfast.snapshotter import snapshots as snapshots_module
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
-from holdfast.snapshotter.snapshots import snapshots as snapshots_module
-from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
+from holdfast.snapshotter.snapshots import SnapshotPolicy
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage, WrappedStorage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
@@ -131,7 +131,7 @@ def test_a_file_of_the_same_name_and_size_is_sent(shard_of: Opener, monkeypatch:
 
 
 def test_large_files_travel_in_parts(shard_of: Opener, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.snapshotter.snapshots.snapshots.PART_BYTES", 1000)
+    monkeypatch.setattr("holdfast.snapshotter.snapshots.PART_BYTES", 1000)
     one = shard_of()
     base = one.write(None, range(2000), 1)
     _, manifest = one.snapshot(base)
@@ -465,7 +465,7 @@ def test_an_upload_that_was_overtaken_by_a_clean_up_is_given_up(
     shard_of: Opener, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No manifest is stored that names what is gone."""
-    monkeypatch.setattr("holdfast.snapshotter.snapshots.snapshots.SURE_FOR_MS", 0)
+    monkeypatch.setattr("holdfast.snapshotter.snapshots.SURE_FOR_MS", 0)
     one = shard_of()
     base = one.write(None, range(30), 1)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
+from holdfast.snapshotter.snapshots import SnapshotPolicy
 from tests.soak.cluster import Clock, Executor, Place, Query
 
 

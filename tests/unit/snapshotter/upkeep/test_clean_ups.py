@@ -17,7 +17,7 @@ import pytest
 
 from holdfast.backends import stored_file
 from holdfast.errors import CorruptionError, UnavailableError
-from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
+from holdfast.snapshotter.snapshots import SnapshotPolicy
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import list_shard

@@ -18,7 +18,7 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.stored_file import BLOCK_BYTES, END_BYTES_MAX, NOTICE_BYTES_MAX
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.snapshotter.commits import read_commit
-from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
+from holdfast.snapshotter.snapshots import SnapshotPolicy
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage, WrappedStorage
 from holdfast.snapshotter.upkeep import catalogue
 from holdfast.snapshotter.upkeep.catalogue import Headers, StoredObject, list_shard
@@ -92,9 +92,7 @@ def test_what_vanishes_during_an_upload_is_a_failure(
 ) -> None:
     """It was taken for a version that the query has left behind: neither counted nor told, and sent for ever."""
     executor, query = bench.executor(), bench.query()
-    monkeypatch.setattr(
-        "holdfast.snapshotter.snapshots.snapshots.upload_files", _raise(NotFoundError("files/x is not there"))
-    )
+    monkeypatch.setattr("holdfast.snapshotter.snapshots.upload_files", _raise(NotFoundError("files/x is not there")))
     with caplog.at_level(logging.WARNING):
         bench.run(query, executor, 6)
     assert counters(executor)["snapshot_errors"] >= 1

@@ -23,7 +23,7 @@ from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.lineage import ChainEntry
 from holdfast.snapshotter.ownership.noted_location import NotedLocation
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
-from holdfast.snapshotter.snapshots.snapshots import Snapshots
+from holdfast.snapshotter.snapshots import Snapshots
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.version_reader import VersionReader
 from holdfast.spark_integration.executor import local_dirs, takeover

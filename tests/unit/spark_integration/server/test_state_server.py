@@ -25,7 +25,7 @@ from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import NotFoundError, UnavailableError
 from holdfast.mvcc import VersionedStore
-from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
+from holdfast.snapshotter.snapshots import SnapshotPolicy
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.client.measures import CallMeasures
 from holdfast.spark_integration.client.messages import Committed, MeasuredBatch, ShardAddress

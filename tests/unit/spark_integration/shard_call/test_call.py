@@ -28,7 +28,7 @@ from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
-from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
+from holdfast.snapshotter.snapshots import SnapshotPolicy
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.client.messages import ShardAddress
 from holdfast.spark_integration.shard.operator import BatchTimes, Operator, ShardInput

@@ -1,1 +1,0 @@
-"""Snapshots: the files that a backend froze, in durable storage, and when a new one is due."""
