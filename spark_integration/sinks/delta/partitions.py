@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime
 from typing import Any
 from urllib.parse import quote
@@ -156,29 +156,25 @@ def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:
 
 
 def described(
-    partition_by: Sequence[str], keys: Sequence[str], url: StorageUrl
-) -> Callable[[pa.Table], Iterable[tuple[pa.Table, Mapping[str, Any]]]]:
-    """Return what splits rows into files and describes them; an upsert's are merged later, and stay whole."""
-
-    def split(rows: pa.Table) -> Iterable[tuple[pa.Table, Mapping[str, Any]]]:
-        require_years(rows, keys, partition_by)
-        rows = _without_empty(rows, partition_by)
-        if keys:
-            _require_folders(rows, partition_by, url)
-        parts = _parts(rows, () if keys else partition_by)
-        columns_max = COLUMNS_MAX if len(parts) <= _DESCRIBED else COLUMNS_MAX // _DESCRIBED
-        for number, (part, values) in enumerate(parts):
-            details: dict[str, Any] = {"stats": statistics(part, columns_max)}
-            if number == 0:
-                details["columns"] = columns_of(rows.schema)
-            if values:
-                details["partition"] = values
-            nulls = [name for name in part.column_names if part[name].null_count]
-            if nulls := [name for name in rows.column_names if name in nulls or values.get(name, "") is None]:
-                details["nulls"] = nulls
-            yield part, details
-
-    return split
+    rows: pa.Table, partition_by: Sequence[str], keys: Sequence[str], url: StorageUrl
+) -> Iterator[tuple[pa.Table, Mapping[str, Any]]]:
+    """Split rows into files and describe them; an upsert's are merged later, and stay whole."""
+    require_years(rows, keys, partition_by)
+    rows = _without_empty(rows, partition_by)
+    if keys:
+        _require_folders(rows, partition_by, url)
+    parts = _parts(rows, () if keys else partition_by)
+    columns_max = COLUMNS_MAX if len(parts) <= _DESCRIBED else COLUMNS_MAX // _DESCRIBED
+    for number, (part, values) in enumerate(parts):
+        details: dict[str, Any] = {"stats": statistics(part, columns_max)}
+        if number == 0:
+            details["columns"] = columns_of(rows.schema)
+        if values:
+            details["partition"] = values
+        nulls = [name for name in part.column_names if part[name].null_count]
+        if nulls := [name for name in rows.column_names if name in nulls or values.get(name, "") is None]:
+            details["nulls"] = nulls
+        yield part, details
 
 
 def _require_folders(rows: pa.Table, partition_by: Sequence[str], url: StorageUrl) -> None:

@@ -14,9 +14,9 @@ at ``txn`` and commits on the version that it has read, so a micro-batch is in t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
@@ -25,7 +25,7 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.snapshotter.storage.options import CREDENTIALS, parse_url
 from holdfast.spark_integration.sinks.delta.partitions import check_partitions, described
 from holdfast.spark_integration.sinks.files.location import check_columns, claim
-from holdfast.spark_integration.sinks.files.sink import Attempts, FileSink, Split
+from holdfast.spark_integration.sinks.files.sink import Attempts, FileSink
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery, column_names
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ class DeltaSink(FileSink):
     def folder(self) -> str | None:
         return None if self.keys else ""
 
-    def split(self) -> Split:
-        return described(self.partition_by, self.keys or (), parse_url(self.url))
+    def split(self, rows: pa.Table) -> Iterable[tuple[pa.Table, Mapping[str, Any]]]:
+        return described(rows, self.partition_by, self.keys or (), parse_url(self.url))
 
     def target(self, query: SinkQuery, attempts: Attempts) -> TableCommits:
         with needs_extra("delta"):

@@ -30,7 +30,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
@@ -69,30 +69,13 @@ from holdfast.spark_integration.spark_types import require_utf8
 
 KIND = "sink-attempt"
 COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
-#: Splits gathered rows into those of each file, with what the sink keeps of each file.
-Split = Callable[[pa.Table], Iterable[tuple[pa.Table, Mapping[str, Any]]]]
-
-
-def in_one_file(rows: pa.Table) -> Iterable[tuple[pa.Table, Mapping[str, Any]]]:
-    """Do not split rows."""
-    return [(rows, {})]
 
 
 class FileTransaction(SinkTransaction):
-    """An attempt at a partition: it gathers rows, and puts a file for each `file_bytes` of them, in Arrow."""
+    """An attempt at a partition: it gathers rows, and puts a file for each `FileSink.file_mb` of them, in Arrow."""
 
-    def __init__(
-        self,
-        attempts: Attempts,
-        attempt: SinkAttempt,
-        schema: pa.Schema,
-        *,
-        split: Split = in_one_file,
-        file_bytes: int,
-        compression: str,
-    ) -> None:
-        self._attempts, self._schema = attempts, schema
-        self._split, self._file_bytes, self._compression = split, file_bytes, compression
+    def __init__(self, sink: FileSink, attempt: SinkAttempt, schema: pa.Schema) -> None:
+        self._sink, self._attempts, self._schema = sink, sink.attempts(attempt.query), schema
         self._attempt = attempt_name(attempt)
         self._held: list[pa.RecordBatch] = []
         self._held_bytes = 0
@@ -106,7 +89,7 @@ class FileTransaction(SinkTransaction):
         require_utf8(rows, "the results", "most readers of Parquet refuse")
         self._held.append(rows)
         self._held_bytes += rows.nbytes
-        if self._held_bytes >= self._file_bytes:
+        if self._held_bytes >= self._sink.file_mb << 20:
             self._put()
 
     def prepare(self) -> Handle:
@@ -129,7 +112,9 @@ class FileTransaction(SinkTransaction):
 
     def _put(self) -> None:
         rows = pa.Table.from_batches(self._held, self._schema)
-        made = [(encoded(part, self._compression), part.num_rows, details) for part, details in self._split(rows)]
+        made = [
+            (encoded(part, self._sink.compression), part.num_rows, details) for part, details in self._sink.split(rows)
+        ]
         first = len(self._files)
         files = [
             DataFile(rows, data.size, xxhash.xxh3_128_hexdigest(data), details, self._attempt, number)
@@ -418,15 +403,12 @@ class FileSink(TwoPhaseSink):
     def target(self, query: SinkQuery, attempts: Attempts) -> FileTarget:
         """Return a query's target."""
 
-    def split(self) -> Split:
-        """Return the function that splits rows into files."""
-        return in_one_file
+    def split(self, rows: pa.Table) -> Iterable[tuple[pa.Table, Mapping[str, Any]]]:
+        """Split gathered rows into those of each file, with what the sink keeps of each file."""
+        return [(rows, {})]
 
     def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
-        attempts, file_bytes = self.attempts(attempt.query), self.file_mb << 20
-        return FileTransaction(
-            attempts, attempt, schema, split=self.split(), file_bytes=file_bytes, compression=self.compression
-        )
+        return FileTransaction(self, attempt, schema)
 
     def confirm(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
         attempts = self.attempts(query)
