@@ -20,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +36,7 @@ from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
 from holdfast.backends.run_stack import merge_over, merge_prefixes, scan_runs
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.commits import Commit, CommitObjects, ObjectCommitLog
-from holdfast.snapshotter.lineage import ChainEntry
+from holdfast.snapshotter.lineage import ChainEntry, Lineage
 from holdfast.snapshotter.snapshots import Manifest, Part, SnapshotFile, Snapshots, fetch_part, make_empty
 from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
@@ -171,16 +172,22 @@ class VersionReader:
 
     def find(self, at: At, table: str, prefixes: Keys) -> Run:
         """Return the live rows that begin with one of some prefixes."""
-        return self.of_keys(table, prefixes).at(at)
-
-    def of_keys(self, table: str, prefixes: Keys) -> KeyReader:
-        """Return a reader of some keys in one version after the other."""
-        return KeyReader(self, table, prefixes)
+        newest, schema = self.newest(at), self.tables[table]
+        written = (one.run_of(schema) for one in chain(self._commits_of(newest.lineage), [newest]))
+        runs = [run.with_prefixes(prefixes) for run in written if run is not None]
+        snapshot = newest.lineage.snapshot
+        if snapshot is not None:
+            try:
+                runs = [*self._view(snapshot).scan_prefix(table, prefixes), *runs]
+            except CorruptionError as exc:
+                self._give_up(snapshot, exc)
+                runs = list(merge_prefixes(self._rows_around(at, table), prefixes))
+        return merge_runs([no_rows(schema), *runs], drop_deletes=True)
 
     def scan(self, at: At, table: str, first_hash: int = 0) -> Iterator[Run]:
         """Yield the live rows from a hash on, ascending by it; a repeated scan bypasses a damaged snapshot."""
         newest, schema = self.newest(at), self.tables[table]
-        written = [one.run_of(schema) for one in (*self.commits(newest.lineage.commits), newest)]
+        written = (one.run_of(schema) for one in chain(self._commits_of(newest.lineage), [newest]))
         writes = [run.slice(first_hash, MAX_HASH) for run in written if run is not None]
         snapshot = newest.lineage.snapshot
         if snapshot is None:
@@ -191,7 +198,7 @@ class VersionReader:
             yield from merge_over(below, [])
             return
         try:
-            yield from merge_over(self.view(snapshot).scan(table, first_hash), writes)
+            yield from merge_over(self._view(snapshot).scan(table, first_hash), writes)
         except CorruptionError as exc:
             self._give_up(snapshot, exc)
             raise
@@ -204,9 +211,8 @@ class VersionReader:
             kept = next((one for entry, one in self._kept.items() if entry.pointer == at.pointer), None)
         return kept or self._keep(self._commits.fetch_newest(at.pointer))
 
-    def commits(self, entries: Iterable[ChainEntry]) -> Iterator[Commit]:
-        """Yield commits that a chain names; raises as `find`."""
-        return ahead(self._executor, self.commit, entries)
+    def _commits_of(self, lineage: Lineage) -> Iterator[Commit]:
+        return ahead(self._executor, self.commit, lineage.commits)
 
     def commit(self, entry: ChainEntry) -> Commit:
         """Return a commit that a chain names; raises as `find`."""
@@ -222,8 +228,7 @@ class VersionReader:
                     self._kept.popitem(last=False)
         return commit
 
-    def view(self, snapshot: ChainEntry) -> View:
-        """Return a view of a snapshot. Raises `CorruptionError` or `UnavailableError` on failure."""
+    def _view(self, snapshot: ChainEntry) -> View:
         if snapshot in self._damaged:
             raise CorruptionError(f"{self._objects.url}/{snapshot.key} is damaged")
         if snapshot not in self._views:
@@ -242,12 +247,8 @@ class VersionReader:
                 self._views.popitem(last=False)[1][1].close()
         return self._views[snapshot][0]
 
-    def rows_around(self, at: At, table: str, snapshot: ChainEntry, damage: CorruptionError) -> list[Run]:
-        """Return all live rows of a version whose snapshot is damaged, from older objects; raises as `find`."""
-        self._give_up(snapshot, damage)
-        return self._rows_around(at, table)
-
     def _rows_around(self, at: At, table: str) -> list[Run]:
+        """Return all live rows of a version whose snapshot is damaged, from older objects."""
         with self._work_folder() as home:
             carried = {} if at.carried is None else {at.pointer: at.carried}
             log = ObjectCommitLog(self._storage, self._shard, self.tables, self._executor, home, carried=carried)
@@ -263,40 +264,3 @@ class VersionReader:
     def close(self) -> None:
         while self._views:
             self._views.popitem()[1][1].close()
-
-
-class KeyReader:
-    """Some keys in versions of a shard; each object is read once."""
-
-    def __init__(self, reader: VersionReader, table: str, prefixes: Keys) -> None:
-        self._reader, self._table, self._prefixes = reader, table, prefixes
-        self._schema = reader.tables[table]
-        self._found: dict[ChainEntry, list[Run]] = {}
-
-    def at(self, at: At) -> Run:
-        """Return the live rows of the keys in a version; raises as `VersionReader.find`."""
-        newest = self._reader.newest(at)
-        lineage = newest.lineage
-        for commit in self._reader.commits(entry for entry in lineage.commits if entry not in self._found):
-            self._take(commit)
-        self._take(newest)
-        above = [run for entry in (*lineage.commits, newest.entry) for run in self._found[entry]]
-        if lineage.snapshot is None:
-            return self._merged(above)
-        try:
-            return self._merged([*self._below(lineage.snapshot), *above])
-        except CorruptionError as exc:
-            rows = self._reader.rows_around(at, self._table, lineage.snapshot, exc)
-            return self._merged(list(merge_prefixes(rows, self._prefixes)))
-
-    def _below(self, snapshot: ChainEntry) -> list[Run]:
-        if snapshot not in self._found:
-            self._found[snapshot] = list(self._reader.view(snapshot).scan_prefix(self._table, self._prefixes))
-        return self._found[snapshot]
-
-    def _take(self, commit: Commit) -> None:
-        run = commit.run_of(self._schema)
-        self._found[commit.entry] = [] if run is None else [run.with_prefixes(self._prefixes)]
-
-    def _merged(self, runs: list[Run]) -> Run:
-        return merge_runs([no_rows(self._schema), *runs], drop_deletes=True)

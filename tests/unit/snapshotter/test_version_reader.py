@@ -135,14 +135,14 @@ def test_versions_of_some_keys_are_read_once(lab: Lab) -> None:
     lab.log.write_snapshot(lab.backend, pointer)
     versions = [pointer := lab.commit(pointer, 60) for _ in range(6)]
     reader = VersionReader(lab.storage, PREFIX, TABLES, lab.executor, work_folder)
-    history = reader.of_keys("counts", keys(COUNTS, [1]))
+    wanted = keys(COUNTS, [1])
     before = lab.storage.requests["get"]
-    first = history.at(lab.at(versions[-1]))
+    first = reader.find(lab.at(versions[-1]), "counts", wanted)
     once = lab.storage.requests["get"] - before
     for version in reversed(versions):
-        history.at(lab.at(version))
+        reader.find(lab.at(version), "counts", wanted)
     assert lab.storage.requests["get"] - before == once
-    same(history.at(lab.at(versions[-1])), first)
+    same(reader.find(lab.at(versions[-1]), "counts", wanted), first)
     reader.close()
 
 
