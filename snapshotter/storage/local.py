@@ -23,6 +23,7 @@ import logging
 import os
 import stat
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from holdfast.backends.block_io import read_at, write_at
@@ -60,10 +61,6 @@ _MET_BY_ANY_CALL = {
 }
 
 
-class _NoLinksError(Exception):
-    """The file system has no hard links."""
-
-
 class LocalStorage(ObjectStorage):
     """See the module. `root`: absolute, normalised path; it may be, or lead through, a symbolic link."""
 
@@ -77,14 +74,7 @@ class LocalStorage(ObjectStorage):
         self._put(key, data, _replace)
 
     def put_if_absent(self, key: str, data: Buffer) -> None:
-
-        def link(temporary: str, name: str, at: int) -> bool:
-            try:
-                return _link(temporary, name, at)
-            except _NoLinksError as exc:
-                raise unconditional(key, self.url) from exc
-
-        if not self._put(key, data, link):
+        if not self._put(key, data, partial(_link, without_links=unconditional(key, self.url))):
             self._require(key, data)
 
     def _put(self, key: str, data: Buffer, publish: Callable[[str, str, int], bool]) -> bool:
@@ -262,7 +252,7 @@ def _replace(temporary: str, name: str, at: int) -> bool:
     return True
 
 
-def _link(temporary: str, name: str, at: int) -> bool:
+def _link(temporary: str, name: str, at: int, *, without_links: Exception) -> bool:
     """Link a temporary file to its name unless the name is taken; tell whether it got it."""
     is_linked = True
     try:
@@ -274,7 +264,7 @@ def _link(temporary: str, name: str, at: int) -> bool:
         if found is None and not isinstance(exc, FileExistsError):
             if exc.errno in _MET_BY_ANY_CALL:
                 raise
-            raise _NoLinksError from exc
+            raise without_links from exc
         if found is not None and not stat.S_ISREG(found):
             raise FileExistsError(errno.EEXIST, "no object, which the caller could compare", name) from exc
         is_linked = False
