@@ -152,11 +152,10 @@ def _commit(
 
 @dataclass(frozen=True)
 class CommitObjects:
-    """The commits of one shard. `limit_bytes`: the size of the largest commit."""
+    """The commits of one shard."""
 
     shard: PrefixedStorage
     tables: Mapping[str, TableSchema]
-    limit_bytes: int = COMMIT_BYTES_MAX
 
     def encode(self, pointer: Pointer, lineage: Lineage, runs: Mapping[str, Run]) -> tuple[pa.Buffer, ChainEntry]:
         """Return a commit's bytes and its entry in a chain. Raises `InvalidArgumentError`."""
@@ -167,12 +166,12 @@ class CommitObjects:
         data, digest = stored_file.encode(
             KIND, header | lineage.to_json(), sections, plain_bytes=sum(plain_bytes.values())
         )
-        if data.size > self.limit_bytes:
+        if data.size > COMMIT_BYTES_MAX:
             raise InvalidArgumentError(
                 "a micro-batch wrote more to one shard than a commit holds: use more shards, or smaller micro-batches",
                 shard=self.shard.prefix,
                 size_bytes=data.size,
-                limit_bytes=self.limit_bytes,
+                limit_bytes=COMMIT_BYTES_MAX,
             )
         return data, ChainEntry(KIND, pointer, data.size, digest, sum(plain_bytes.values()))
 
@@ -188,7 +187,7 @@ class CommitObjects:
         """Fetch the commit that the query's pointer names. Raises `StateLostError`, `CorruptionError`."""
         key = f"commits/{pointer}"
         try:
-            data = self.shard.get(key, self.limit_bytes)
+            data = self.shard.get(key, COMMIT_BYTES_MAX)
         except NotFoundError as exc:
             raise StateLostError(
                 "the commit that the query's pointer names is not in the state directory: check that "
@@ -202,7 +201,7 @@ class CommitObjects:
         """Fetch a commit that a chain names. Raises `CorruptionError`."""
         source = f"{self.shard.url}/{entry.key}"
         try:
-            data = self.shard.get(entry.key, min(entry.size_bytes, self.limit_bytes))
+            data = self.shard.get(entry.key, min(entry.size_bytes, COMMIT_BYTES_MAX))
         except NotFoundError as exc:
             raise CorruptionError(f"{source} is missing, and a later commit builds on it") from exc
         commit = read_commit(data, self.shard.prefix, entry.pointer, source)

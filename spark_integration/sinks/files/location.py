@@ -1,10 +1,9 @@
 """What is at a file sink's URL: its storage, the queries that write there, and the columns of what they write.
 
-    _holdfast/queries/00000000000000000002    kind "sink-queries": number, queries: {"<sink>": ["<query>", …]}, columns:
-                                              the Arrow schema as an IPC message, base64; null where a table has them
+    _holdfast/queries/00000000000000000002    `Writers`, in a fence whose newest object is complete: FORMAT.md section 9
 
-A fence (`holdfast.snapshotter.fence`) whose newest object is complete: the last query of a list owns the sink's name,
-until another replaces it for good. A sink that owns the URL keeps the first query's columns.
+The last query of a list owns the sink's name, until another replaces it for good. A sink that owns the URL keeps the
+first query's columns.
 """
 
 from __future__ import annotations

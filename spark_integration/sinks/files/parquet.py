@@ -1,16 +1,10 @@
 """Plain Parquet files below any URL, and a manifest for each micro-batch that says which of them count.
 
-    <url>/_data/part-<attempt>-<number>.parquet              rows
-          _holdfast/<sink>/<query id>/batches/…              manifests
-          _holdfast/<sink>/<query id>/attempts/…             see `holdfast.spark_integration.sinks.files.sink`
-          _holdfast/queries/…                                see `holdfast.spark_integration.sinks.files.location`
+    <url>/_data/part-<attempt>-<number>.parquet                            rows
+          _holdfast/<sink>/<query id>/batches/<level>-<first>-<last>       manifests: FORMAT.md section 9
 
 Spark, Hive and the like skip names that begin with ``_``: a reader that does not know manifests sees nothing, rather
 than undecided rows. One put makes a micro-batch visible. Many manifests are merged:
-
-    _holdfast/<sink>/<query id>/batches/<level>-<first>-<last>      kind "sink-batches": sink, query_id, level, first,
-                                                                    last; section "files": batch, attempt, number,
-                                                                    rows, size_bytes, digest
 
     level 0   17 18 19 …         one micro-batch with rows each
     level 1   1 to 99, 100 to 204 a hundred of level 0, or more

@@ -3,8 +3,7 @@
     note ─▶ files ─▶ is the note still there? ─▶ handle          commit: what makes the files visible, then the notes go
                                                                 abort:  the files go, then the notes
 
-    _holdfast/<sink>/<query id>/attempts/<attempt>.<number>     kind "sink-attempt": sink, query_id, attempt, number,
-                                                                files: what the handle says of them
+    _holdfast/<sink>/<query id>/attempts/<attempt>.<number>     a note: FORMAT.md section 9
     _holdfast/<sink>/<query id>/attempts/<attempt>.ended-<n>    an abort has ended it, with n files: empty
     _holdfast/<sink>/<query id>/staged/part-….parquet           files whose rows the target takes over
     <attempt>   <micro-batch, 18 digits>-<partition, 6 digits>-<attempt id>

@@ -367,9 +367,12 @@ def test_a_commit_that_is_larger_than_it_can_be_is_not_read(executor: Executor, 
     assert str(planted) in str(caught.value)
 
 
-def test_a_commit_that_no_reader_would_take_is_not_written(storage: ObjectStorage) -> None:
+def test_a_commit_that_no_reader_would_take_is_not_written(
+    storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The error comes before Spark is told that the version exists, and says what helps."""
-    commits = CommitObjects(PrefixedStorage(storage, PREFIX), TABLES, limit_bytes=2_000)
+    monkeypatch.setattr("holdfast.snapshotter.commits.COMMIT_BYTES_MAX", 2_000)
+    commits = CommitObjects(PrefixedStorage(storage, PREFIX), TABLES)
     small, large = (counts(*((f"user {i}", i * i) for i in range(rows))) for rows in (1, 2_000))
     assert commits.encode(Pointer(1, "aa"), Lineage(), small)[0].size <= 2_000
     with pytest.raises(InvalidArgumentError, match="more shards"):
