@@ -33,7 +33,7 @@ from typing import Literal
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
 from holdfast.snapshotter.ownership.claims import ALIVE_MS, Claim, ClaimingRun, claims_of, read_claim
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
-from holdfast.snapshotter.ownership.query_origin import QueryOrigin, find_origin
+from holdfast.snapshotter.ownership.queries import QueryOrigin, find_origin
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage

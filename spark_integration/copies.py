@@ -9,7 +9,7 @@
 
 Pointers are in Spark's state, which only Spark writes, and name the query and the operator's directory. So a clone
 keeps both, in another state directory, and writes there under the original's id, which
-`holdfast.snapshotter.ownership.query_origin` tells its new shards. Copied are the commits and snapshots up to the
+`holdfast.snapshotter.ownership.queries` tells its new shards. Copied are the commits and snapshots up to the
 version; what it builds on is checked, byte by byte.
 
 Of Spark's checkpoint location it copies, while the query may run::
@@ -65,7 +65,7 @@ from holdfast.errors import (
 )
 from holdfast.snapshotter.commits import COMMIT_BYTES_MAX, CommitObjects
 from holdfast.snapshotter.ownership.operator_record import declare_operator, read_operator, shard_prefix
-from holdfast.snapshotter.ownership.query_origin import QueryOrigin, find_origin
+from holdfast.snapshotter.ownership.queries import QueryOrigin, find_origin
 from holdfast.snapshotter.ownership.stored_tables import FOLDER as SCHEMAS
 from holdfast.snapshotter.savepoints.manifest import Savepoint
 from holdfast.snapshotter.snapshots import read_manifest

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from holdfast import clock
 from holdfast.errors import ConflictError, HoldfastError
-from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin
+from holdfast.snapshotter.ownership.queries import QueryOrigin, declare_origin
 from holdfast.snapshotter.savepoints.manifest import PlannedBatch, SavedQuery, continue_sinks, sinks_of
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared

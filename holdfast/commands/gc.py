@@ -16,7 +16,7 @@ from holdfast.commands.target import Target, on_state_dir, opened, plain, retain
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.ownership.claims import retained_versions
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator, shard_prefix
-from holdfast.snapshotter.ownership.query_origin import RESCALING, find_origin
+from holdfast.snapshotter.ownership.queries import RESCALING, find_origin
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import Headers, OperatorListing, ShardListing, list_shard
 from holdfast.snapshotter.upkeep.retention import (

@@ -27,9 +27,8 @@ from holdfast.health import (
     signs_of,
     tables_of,
 )
-from holdfast.snapshotter.ownership.noted_location import find_noted
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord
-from holdfast.snapshotter.ownership.query_origin import find_origin
+from holdfast.snapshotter.ownership.queries import find_noted, find_origin
 from holdfast.snapshotter.sink_log import SinkLog, StoredSink
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing, StateSizes

@@ -24,9 +24,8 @@ from typing import TypeVar
 from holdfast import clock
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
 from holdfast.health import origin_of
-from holdfast.snapshotter.ownership.noted_location import find_noted
 from holdfast.snapshotter.ownership.operator_record import find_operator
-from holdfast.snapshotter.ownership.query_origin import QueryOrigin
+from holdfast.snapshotter.ownership.queries import QueryOrigin, find_noted
 from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage

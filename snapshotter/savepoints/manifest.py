@@ -48,7 +48,7 @@ from holdfast.backends.schema import TableSchema, decode_schemas, encode_schemas
 from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError, NotFoundError, StateLostError
 from holdfast.snapshotter.fence import looks
 from holdfast.snapshotter.fields import NUMBER_LIMIT, Coding, Digest, Fields, PositiveInt, SignedInt, Stored
-from holdfast.snapshotter.ownership.query_origin import find_origin
+from holdfast.snapshotter.ownership.queries import find_origin
 from holdfast.snapshotter.sink_log import FOLDER, SINK, Entry, SinkLog, plan_of, stored_sinks
 from holdfast.snapshotter.storage.object_storage import ObjectStorage, key_problem
 

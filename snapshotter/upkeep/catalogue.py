@@ -10,7 +10,7 @@
                           files/5f0c1d…-0           "part"
                           probes/…                  "probe"
                           troubles/snapshot-3e…     "trouble": see `holdfast.snapshotter.upkeep.troubles`
-    _queries/…  _rescaling/<query id>/…             no operator's: see `holdfast.snapshotter.ownership.query_origin`
+    _queries/…  _rescaling/<query id>/…             no operator's: see `holdfast.snapshotter.ownership.queries`
     _sinks/<sink>/<number>                          no operator's: see `holdfast.snapshotter.sink_log`
     anything else                                   "unknown"
 
@@ -43,8 +43,8 @@ from holdfast.snapshotter.fence import newest_among
 from holdfast.snapshotter.lineage import ChainEntry
 from holdfast.snapshotter.ownership.claims import FOLDER as CLAIMS
 from holdfast.snapshotter.ownership.claims import Beside
-from holdfast.snapshotter.ownership.query_origin import FOLDER as QUERIES
-from holdfast.snapshotter.ownership.query_origin import RESCALING
+from holdfast.snapshotter.ownership.queries import FOLDER as QUERIES
+from holdfast.snapshotter.ownership.queries import RESCALING
 from holdfast.snapshotter.sink_log import StoredSink, parse_key, stored_sinks
 from holdfast.snapshotter.snapshots import PART_NAME, Manifest, read_manifest
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage

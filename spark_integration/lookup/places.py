@@ -8,7 +8,7 @@
 The pointer names the directory that its micro-batch wrote to, so one that was moved is found again after the query's
 next micro-batch. What is found must have the state of this query: a location may have been copied.
 
-A note (`holdfast.snapshotter.ownership.noted_location`) is untrusted text, and as old as the last run that knew. So it
+A note (`holdfast.snapshotter.ownership.queries`) is untrusted text, and as old as the last run that knew. So it
 is opened only if it is a local path, or on the state directory's own store. It counts only if the location agrees: the
 query's id, its pointers, which name this directory, and Spark's plan, which is no older than the newest claim.
 """
@@ -25,9 +25,8 @@ from pathlib import Path
 
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.ownership.claims import find_claim
-from holdfast.snapshotter.ownership.noted_location import NotedLocation, find_noted
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, find_operator
-from holdfast.snapshotter.ownership.query_origin import find_origin
+from holdfast.snapshotter.ownership.queries import NotedLocation, find_noted, find_origin
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import StorageUrl, parse_url

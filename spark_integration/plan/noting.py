@@ -27,7 +27,7 @@ from pyspark.sql import SparkSession
 
 from holdfast import clock
 from holdfast.errors import HoldfastError
-from holdfast.snapshotter.ownership.noted_location import NotedLocation, note_location
+from holdfast.snapshotter.ownership.queries import NotedLocation, note_location
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.shard.news import AtWork, News, NewsParam, packed

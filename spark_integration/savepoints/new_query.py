@@ -32,15 +32,16 @@ from pathlib import Path
 from holdfast import clock
 from holdfast.errors import ConflictError, HoldfastError, InvalidArgumentError, UnavailableError
 from holdfast.settings import PREFIX, Settings
-from holdfast.snapshotter.ownership.noted_location import NotedLocation, note_location
 from holdfast.snapshotter.ownership.operator_record import find_operator
-from holdfast.snapshotter.ownership.query_origin import (
+from holdfast.snapshotter.ownership.queries import (
     RESCALING,
+    NotedLocation,
     QueryOrigin,
     declare_origin,
     find_origin,
     forget_origin,
     is_filling,
+    note_location,
 )
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage

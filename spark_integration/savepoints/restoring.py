@@ -27,7 +27,7 @@ from holdfast.backends.schema import encode_schemas
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import Settings
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator, find_operator
-from holdfast.snapshotter.ownership.query_origin import QueryOrigin
+from holdfast.snapshotter.ownership.queries import QueryOrigin
 from holdfast.snapshotter.ownership.stored_tables import StoredTables, declare_tables
 from holdfast.snapshotter.savepoints.manifest import SavedOperator, Savepoint, require_sinks
 from holdfast.snapshotter.savepoints.manifest import continue_sinks as hand_over

@@ -61,7 +61,7 @@ from holdfast.snapshotter.ownership.operator_record import (
     find_operator,
     same_name,
 )
-from holdfast.snapshotter.ownership.query_origin import QueryOrigin, find_origin
+from holdfast.snapshotter.ownership.queries import QueryOrigin, find_origin
 from holdfast.snapshotter.ownership.stored_tables import StoredTables, declare_tables, stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.probe import probe_storage

@@ -54,7 +54,7 @@ from holdfast.errors import (
 from holdfast.snapshotter.fence import looks
 from holdfast.snapshotter.fields import QUERY_ID
 from holdfast.snapshotter.ownership.claims import ALIVE_MS
-from holdfast.snapshotter.ownership.query_origin import QueryOrigin, find_origin
+from holdfast.snapshotter.ownership.queries import QueryOrigin, find_origin
 from holdfast.snapshotter.sink_log import FOLDER, Entry, SinkLog, checked_sink, place_digest
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.probe import probe_storage

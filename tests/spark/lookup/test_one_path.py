@@ -16,7 +16,7 @@ from holdfast import savepoints
 from holdfast.cli import group
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.ownership.claims import find_claim
-from holdfast.snapshotter.ownership.noted_location import NotedLocation, find_noted, note_location
+from holdfast.snapshotter.ownership.queries import NotedLocation, find_noted, note_location
 from holdfast.snapshotter.storage.opening import open_storage
 from tests.faults.executor_process import eventually
 from tests.spark.conftest import Lab

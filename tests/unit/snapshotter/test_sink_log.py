@@ -14,7 +14,7 @@ from holdfast.backends import stored_file
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import ConflictError, CorruptionError, FencedError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.fence import Fence, looks
-from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin
+from holdfast.snapshotter.ownership.queries import QueryOrigin, declare_origin
 from holdfast.snapshotter.savepoints.manifest import SavedSink, sinks_of
 from holdfast.snapshotter.sink_log import Entry, SinkLog, damages, parse_key, plan_of
 from holdfast.snapshotter.storage.object_storage import ObjectStorage

@@ -19,7 +19,7 @@ from holdfast.cli import group
 from holdfast.commands import progress
 from holdfast.commands.own_spark import log_errors_only, use_own_python
 from holdfast.errors import CorruptionError, UnavailableError
-from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin
+from holdfast.snapshotter.ownership.queries import QueryOrigin, declare_origin
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage

@@ -28,7 +28,7 @@ from holdfast.commands.savepoint import savepoint, say_new_query
 from holdfast.commands.target import size
 from holdfast.errors import ConflictError, CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
-from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin
+from holdfast.snapshotter.ownership.queries import QueryOrigin, declare_origin
 from holdfast.snapshotter.savepoints.savepoints import read_piece, read_savepoint, savepoint_folder
 from holdfast.snapshotter.storage.local import LocalStorage
 from holdfast.snapshotter.storage.object_storage import ObjectStorage

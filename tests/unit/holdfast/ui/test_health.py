@@ -16,7 +16,7 @@ from holdfast import clock
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import UnavailableError
 from holdfast.snapshotter.ownership.claims import Claim, ClaimingRun
-from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin
+from holdfast.snapshotter.ownership.queries import QueryOrigin, declare_origin
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.troubles import Troubles, of_batch

@@ -20,7 +20,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError, UnavailableError
-from holdfast.snapshotter.ownership.noted_location import NotedLocation, note_location
+from holdfast.snapshotter.ownership.queries import NotedLocation, note_location
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.client.connection import over_executors
 from holdfast.spark_integration.client.messages import RecentBatch

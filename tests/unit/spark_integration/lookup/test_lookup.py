@@ -21,7 +21,7 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.run import TableSchema
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.lineage import ChainEntry
-from holdfast.snapshotter.ownership.noted_location import NotedLocation
+from holdfast.snapshotter.ownership.queries import NotedLocation
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.snapshotter.snapshots import Snapshots
 from holdfast.snapshotter.storage.opening import open_storage

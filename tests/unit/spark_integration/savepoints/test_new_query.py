@@ -27,7 +27,7 @@ from holdfast.errors import (
 )
 from holdfast.settings import Settings
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
-from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin
+from holdfast.snapshotter.ownership.queries import QueryOrigin, declare_origin
 from holdfast.snapshotter.savepoints.manifest import KEY, SavedOperator, Savepoint, ShardTimes, read_manifest, unnamed
 from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint_folder, write_pieces
 from holdfast.snapshotter.storage.object_storage import ObjectStorage

@@ -29,7 +29,7 @@ from holdfast.settings import Settings
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.claims import RENEW_EVERY_MS, Claims
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator, find_operator
-from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin
+from holdfast.snapshotter.ownership.queries import QueryOrigin, declare_origin
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage

@@ -24,7 +24,7 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.sinks import TwoPhaseSink
-from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin
+from holdfast.snapshotter.ownership.queries import QueryOrigin, declare_origin
 from holdfast.snapshotter.sink_log import Entry, SinkLog
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import WrappedStorage

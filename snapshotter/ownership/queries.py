@@ -1,31 +1,36 @@
-"""The origin of a restored or cloned query: one object under the query's id.
+"""What a state directory keeps of a query: where a restored or cloned one began, and the checkpoint location.
 
 ::
 
-    _queries/<query id>
-    _queries/<original's id>.fills      the id of its clone, which alone fills the directories here that name it
+    _queries/<query id>                         `QueryOrigin`; a query without it was neither restored nor cloned
+    _queries/<original's id>.fills              the id of its clone, which alone fills the directories here that name it
+    _queries/<state id>.locations/<number>      `NotedLocation`, a fence, of which the newest counts
 
-Whoever restores or clones writes it before anything else in the state directory, so that a stopped attempt's leftovers
-can be told from others' objects. A query without such an object was neither.
+Whoever restores or clones writes the origin before anything else in the state directory, so that a stopped attempt's
+leftovers can be told from others' objects. A restored query's records name it, but those of all clones name the
+original. So a state directory takes one clone of a query: the first to put the second object, if absent.
 
-A restored query's records name it, but those of all clones name the original. So a state directory takes one clone of a
-query: the first to put the second object, if absent.
+Anybody who writes to the state directory may have put a location's text: readers check the location before they trust
+it (`holdfast.spark_integration.lookup.places`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated
 
 from holdfast.backends import stored_file
-from holdfast.errors import ConflictError, NotFoundError
+from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError, NotFoundError
+from holdfast.snapshotter.fence import Fence, looks
 from holdfast.snapshotter.fields import QUERY_ID, Fields, Stored, refuse_stray
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.options import parse_url
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
-KIND = "origin"
+ORIGIN_KIND, LOCATION_KIND = "origin", "location"
 #: No operator has this name.
 FOLDER = "_queries"
 #: Holds a savepoint below a query's id, while that is made by rescaling another one; nor has an operator this name.
@@ -75,7 +80,7 @@ class QueryOrigin(Stored):
 def declare_origin(storage: ObjectStorage, origin: QueryOrigin) -> None:
     """Store what a query begins with, before anything is written to its directories. Raises `ConflictError`."""
     folder = PrefixedStorage(storage, FOLDER)
-    folder.put(origin.query_id, stored_file.encode(KIND, origin.to_json())[0])
+    folder.put(origin.query_id, stored_file.encode(ORIGIN_KIND, origin.to_json())[0])
     if not origin.is_clone:
         return
     try:
@@ -97,7 +102,7 @@ def find_origin(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
     except NotFoundError:
         return None
     source = f"{folder.url}/{query_id}"
-    origin = QueryOrigin.decode(data, KIND, source)
+    origin = QueryOrigin.decode(data, ORIGIN_KIND, source)
     if origin.query_id != query_id:
         refuse_stray(source, query_id=origin.query_id)
     return origin
@@ -117,3 +122,66 @@ def forget_origin(storage: ObjectStorage, origin: QueryOrigin) -> None:
     own = [origin.state_id + _FILLS] if origin.is_clone and is_filling(storage, origin) else []
     for key in (*own, origin.query_id):
         PrefixedStorage(storage, FOLDER).delete([key])
+
+
+# No terminal control codes, and no lone surrogates.
+_PLAIN = r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]"
+_LOCATION = re.compile(_PLAIN + "{1,2048}")
+_HOST = re.compile(_PLAIN + "{0,255}")
+
+
+@dataclass(frozen=True)
+class NotedLocation(Stored):
+    """A query's checkpoint location, as the last run that knew it noted."""
+
+    state_id: Annotated[str, QUERY_ID]  #: The id in the query's pointers and records
+    query_id: Annotated[str, QUERY_ID]  #: Spark's id of the query: a clone's is another one
+    location: str  #: As Spark writes it
+    host: Annotated[str, _HOST]  #: Of the driver, which a local path is a path of
+
+    def require(self, header: Fields) -> None:
+        """Refuse a location without showing it: it may hold credentials, or what a terminal obeys."""
+        try:
+            _require_notable(self.location)
+        except InvalidArgumentError as exc:
+            header.refuse(f"notes no location of a query: {exc.message}")
+
+
+def _require_notable(location: str) -> None:
+    """Raise `InvalidArgumentError` if this is no location of a query, or holds credentials."""
+    if not _LOCATION.fullmatch(location):
+        raise InvalidArgumentError("a location has 1 to 2,048 characters, and none of them controls a terminal")
+    parse_url(location)
+
+
+def note_location(storage: ObjectStorage, noted: NotedLocation) -> None:
+    """Store a note, unless the newest one says the same. Raises `InvalidArgumentError` if readers would refuse it."""
+    _require_notable(noted.location)
+    fence = _fence(storage, noted.state_id)
+    for _ in looks(fence.url):
+        number, data = fence.newest()
+        with suppress(CorruptionError):  # of which the next one takes the place
+            if data is not None and _read(fence, number, data, noted.state_id) == noted:
+                return
+        with suppress(ConflictError):  # another driver was faster: look what it says
+            fence.delete(fence.old(fence.take(number + 1, stored_file.encode(LOCATION_KIND, noted.to_json())[0])))
+            return
+
+
+def find_noted(storage: ObjectStorage, state_id: str) -> NotedLocation | None:
+    """Return the note, or None. Raises `CorruptionError`."""
+    fence = _fence(storage, state_id)
+    number, data = fence.newest()
+    return None if data is None else _read(fence, number, data, state_id)
+
+
+def _fence(storage: ObjectStorage, state_id: str) -> Fence:
+    return Fence(storage, f"{FOLDER}/{state_id}.locations")
+
+
+def _read(fence: Fence, number: int, data: memoryview, state_id: str) -> NotedLocation:
+    source = f"{fence.url}/{number}"
+    noted = NotedLocation.decode(data, LOCATION_KIND, source)
+    if noted.state_id != state_id:
+        refuse_stray(source, query_id=noted.state_id)
+    return noted
