@@ -335,7 +335,8 @@ class ObjectCommitLog:
             ends = list(accumulate(entry.content_bytes for entry in plan.commits))
             part = plan.commits[: max(1, bisect_right(ends, self.step_bytes))]  # as many as fit
             commits = list(self.executor.map(self._commits.fetch, part))
-            if len(part) == len(plan.commits) and self._fits(part, commit.entry.content_bytes):
+            size_bytes = sum(entry.content_bytes for entry in (*part, commit.entry))
+            if len(part) == len(plan.commits) and (not part or size_bytes <= self.step_bytes):
                 own, commits = commit.entry, [*commits, commit]
                 reached = commit.lineage if is_carried else Lineage((*commit.lineage.chain, own), (), own)
             else:
@@ -358,9 +359,6 @@ class ObjectCommitLog:
             # Another error: this one holds the frames that it passed through.
             self._damaged[snapshot] = CorruptionError(f"{self.objects.url}/{snapshot.key} cannot be used: {exc}")
             raise
-
-    def _fits(self, part: Chain, newest_bytes: int) -> bool:
-        return not part or sum(entry.content_bytes for entry in part) + newest_bytes <= self.step_bytes
 
     def _plan(self, commit: Commit, held: Collection[Pointer], folders: ExitStack) -> _RestorePlan:
         """Plan how to restore a commit's version; a damaged snapshot is bypassed."""

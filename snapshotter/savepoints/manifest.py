@@ -382,22 +382,18 @@ def require_sinks(storage: ObjectStorage, query: SavedQuery) -> None:
 def continue_sinks(storage: ObjectStorage, query: SavedQuery, query_id: str, driver: str) -> None:
     """Hand the saved query's sinks to a restored one, ending the saved one for good; raises as `require_sinks`."""
     for saved in query.sinks:
-        _continue(storage, query, saved, query_id, driver)
-
-
-def _continue(storage: ObjectStorage, query: SavedQuery, saved: SavedSink, query_id: str, driver: str) -> None:
-    log = SinkLog(storage, saved.sink)
-    for _ in looks(storage.url):
-        found, batch_id = _found(log, storage, query, saved)
-        # Of all of these something may be left that nobody has ended; not of one whose successor has begun.
-        ending = {found.query_id, *found.ending} - {query_id}
-        planned = query.planned if batch_id > query.batch_id else None
-        stands_for, plan = (batch_id - query.batch_id, planned.plan) if planned else (-1, "")
-        entry = Entry(saved.sink, found.number + 1, query_id, driver, found.decided, tuple(sorted(ending)))
-        entry = replace(entry, at_ms=clock.now_ms(), stands_for=stands_for, plan=plan)
-        with suppress(ConflictError):  # also where it stands, and others have gone on since: look what they say
-            log.append(replace(entry, ended=found.ended_before(query_id, ending)))
-            return
+        log = SinkLog(storage, saved.sink)
+        for _ in looks(storage.url):
+            found, batch_id = _found(log, storage, query, saved)
+            # Of all of these something may be left that nobody has ended; not of one whose successor has begun.
+            ending = {found.query_id, *found.ending} - {query_id}
+            planned = query.planned if batch_id > query.batch_id else None
+            stands_for, plan = (batch_id - query.batch_id, planned.plan) if planned else (-1, "")
+            entry = Entry(saved.sink, found.number + 1, query_id, driver, found.decided, tuple(sorted(ending)))
+            entry = replace(entry, at_ms=clock.now_ms(), stands_for=stands_for, plan=plan)
+            with suppress(ConflictError):  # also where it stands, and others have gone on since: look what they say
+                log.append(replace(entry, ended=found.ended_before(query_id, ending)))
+                break
 
 
 def _found(log: SinkLog, storage: ObjectStorage, query: SavedQuery, saved: SavedSink) -> tuple[Entry, int]:

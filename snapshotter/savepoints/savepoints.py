@@ -99,25 +99,22 @@ def write_pieces(
 
     `maker`: with which their ids begin; see `MAKER_DIGITS`.
     """
+    table = run.schema.name
+    header = _Header(operator, table, shard).to_json()
 
     def written(numbered: tuple[int, Run]) -> Piece:
-        number, chunk = numbered
-        key = f"{folder_of(operator, run.schema.name)}/{shard:04d}-{number}-{maker}{clock.new_id()[len(maker) :]}.arrow"
-        return _write_piece(savepoint, operator, shard, chunk, key)
+        number, rows = numbered
+        key = f"{folder_of(operator, table)}/{shard:04d}-{number}-{maker}{clock.new_id()[len(maker) :]}.arrow"
+        plain_bytes = ipc.get_record_batch_size(rows.batch)
+        sections = {"rows": partial(rows.write, compression="lz4")}
+        data, digest = stored_file.encode(KIND, header, sections, plain_bytes=plain_bytes)
+        if data.size > PIECE_BYTES_MAX:
+            raise InvalidArgumentError("rows of one key are too large for a savepoint", key=key, size_bytes=data.size)
+        savepoint.put(key, data)
+        first_hash, last_hash = int(rows.hashes[0]), int(rows.hashes[-1])
+        return Piece(key, table, shard, len(rows), data.size, plain_bytes, digest, first_hash, last_hash)
 
     yield from each(written, enumerate(run.chunks(_ROWS_MAX, piece_bytes)))
-
-
-def _write_piece(savepoint: ObjectStorage, operator: str, shard: int, rows: Run, key: str) -> Piece:
-    table, plain_bytes = rows.schema.name, ipc.get_record_batch_size(rows.batch)
-    header = _Header(operator, table, shard).to_json()
-    sections = {"rows": partial(rows.write, compression="lz4")}
-    data, digest = stored_file.encode(KIND, header, sections, plain_bytes=plain_bytes)
-    if data.size > PIECE_BYTES_MAX:
-        raise InvalidArgumentError("rows of one key are too large for a savepoint", key=key, size_bytes=data.size)
-    savepoint.put(key, data)
-    first_hash, last_hash = int(rows.hashes[0]), int(rows.hashes[-1])
-    return Piece(key, table, shard, len(rows), data.size, plain_bytes, digest, first_hash, last_hash)
 
 
 def fetch_piece(savepoint: ObjectStorage, piece: Piece) -> tuple[memoryview, stored_file.StoredFile]:

@@ -184,7 +184,11 @@ class CopyTransaction(SinkTransaction):
         with self._translated("a transaction begins"):
             may_wait = self._target.why_staged(keys, schema.names) is None
             self.staged = not (may_wait and self._begin_with_room())
-            into = self._begin_staged(schema, has_begun=may_wait) if self.staged else self._begin_prepared()
+            if self.staged:
+                into = self._begin_staged(schema, has_begun=may_wait)
+            else:
+                marks.session.run(marks.remember(attempt.batch_id, [attempt.attempt_id]))
+                into = self._target.identifier
             copying = sql.SQL("COPY {} ({}) FROM STDIN").format(into, self._target.names(schema))
             self._copying = marks.session.connection.cursor().copy(copying)
             self._copy: psycopg.Copy = self._copying.__enter__()
@@ -232,11 +236,7 @@ class CopyTransaction(SinkTransaction):
         cursor.nextset()
         return bool(cursor.fetchall()[0][0] > 0)
 
-    def _begin_prepared(self) -> sql.Composable:
-        self._open_session().run(self._marks.remember(self._attempt.batch_id, [self._attempt.attempt_id]))
-        return self._target.identifier
-
-    def _begin_staged(self, schema: pa.Schema, *, has_begun: bool) -> sql.Composable:
+    def _begin_staged(self, schema: pa.Schema, *, has_begun: bool) -> sql.Identifier:
         session, attempt = self._open_session(), self._attempt
         table = sql.Identifier(self._marks.schema, table_name(attempt))
         comment = f"holdfast: sink {attempt.query.sink}, query {attempt.query.query_id}, batch {attempt.batch_id}"
