@@ -53,21 +53,15 @@ class Trouble(Stored, notice=True):
     shard: str  #: The prefix of its objects
 
 
-class Troubles:
-    """The troubles of one shard."""
-
-    def __init__(self, shard: PrefixedStorage) -> None:
-        self._shard = shard
-
-    def tell(self, what: str, error: Exception, in_a_row: int, host: str, now_ms: int) -> None:
-        """Report a failure in place of the previous one of its kind; if that cannot be deleted, store nothing."""
-        older = [info.key for info in self._shard.list("troubles/") if _is_about(info.key, what)]
-        if older:
-            self._shard.delete(older)
-        text = str(error) if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
-        text = text.encode(errors="backslashreplace").decode()  # a local path may be any bytes
-        trouble = Trouble(what, text[:_TEXT_MAX], in_a_row, host, now_ms, self._shard.prefix)
-        self._shard.put(f"troubles/{what}-{clock.new_id()}", stored_file.encode(KIND, trouble.to_json())[0])
+def report_trouble(shard: PrefixedStorage, what: str, error: Exception, in_a_row: int, host: str, now_ms: int) -> None:
+    """Report a failure in place of the previous one of its kind; if that cannot be deleted, store nothing."""
+    older = [info.key for info in shard.list("troubles/") if _is_about(info.key, what)]
+    if older:
+        shard.delete(older)
+    text = str(error) if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
+    text = text.encode(errors="backslashreplace").decode()  # a local path may be any bytes
+    trouble = Trouble(what, text[:_TEXT_MAX], in_a_row, host, now_ms, shard.prefix)
+    shard.put(f"troubles/{what}-{clock.new_id()}", stored_file.encode(KIND, trouble.to_json())[0])
 
 
 def _is_about(key: str, what: str) -> bool:

@@ -28,7 +28,7 @@ from holdfast.snapshotter.lineage import ChainEntry, Lineage
 from holdfast.snapshotter.snapshots import CleanedUp
 from holdfast.snapshotter.upkeep.catalogue import Headers
 from holdfast.snapshotter.upkeep.retention import run_retention
-from holdfast.snapshotter.upkeep.troubles import Troubles
+from holdfast.snapshotter.upkeep.troubles import report_trouble
 from holdfast.spark_integration.client.messages import Committed, SnapshotNews
 from holdfast.spark_integration.server.open_shards import DurableLogs, OpenShards, ShardQueue
 
@@ -210,8 +210,7 @@ class Snapshotting:
         try:
             with self._logs.log_of(message) as log:
                 if log is not None:
-                    troubles = Troubles(log.objects)
-                    troubles.tell(what, exc, in_a_row, socket.gethostname(), self._now_ms())
+                    report_trouble(log.objects, what, exc, in_a_row, socket.gethostname(), self._now_ms())
         except HoldfastError as unheard:
             _log.warning("the failure cannot be recorded in %s either: %s", message.state_dir, unheard)
         return in_a_row

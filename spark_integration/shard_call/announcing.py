@@ -19,7 +19,7 @@ from holdfast.backends.base import Pointer, View
 from holdfast.errors import ConflictError, HoldfastError, UnavailableError
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.lineage import Lineage
-from holdfast.snapshotter.upkeep.troubles import Troubles, of_batch
+from holdfast.snapshotter.upkeep.troubles import of_batch, report_trouble
 from holdfast.spark_integration.client.connection import client_of
 from holdfast.spark_integration.client.messages import Committed, MeasuredBatch, SnapshotNews
 from holdfast.spark_integration.shard.operator import Operator
@@ -126,6 +126,6 @@ def reported(
 
 def _report(log: ObjectCommitLog, batch_id: int, error: Exception, now_ms: int) -> None:
     try:
-        Troubles(log.objects).tell(of_batch(batch_id), error, 1, socket.gethostname(), now_ms)
+        report_trouble(log.objects, of_batch(batch_id), error, 1, socket.gethostname(), now_ms)
     except HoldfastError as unheard:
         _log.warning("the failure of micro-batch %d cannot be recorded: %s", batch_id, unheard)

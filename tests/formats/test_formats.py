@@ -21,7 +21,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.retention import run_retention
-from holdfast.snapshotter.upkeep.troubles import Troubles
+from holdfast.snapshotter.upkeep.troubles import report_trouble
 from holdfast.testing.state_rows import COUNTS
 from tests.formats import sample
 from tests.formats.savepoint_samples import CASES, keys
@@ -291,7 +291,7 @@ def test_a_failure_that_a_newer_release_reported_is_shown(root: Path, storage: O
     """With more fields as it is, of a newer version as one that cannot be read."""
     history = ShardHistory(storage)
     history.grow(None, 1)
-    Troubles(PrefixedStorage(storage, SHARD)).tell("snapshot", UnavailableError("the disk is full"), 3, "host-1", 0)
+    report_trouble(PrefixedStorage(storage, SHARD), "snapshot", UnavailableError("the disk is full"), 3, "host-1", 0)
     (path,) = (root / history.prefix / "troubles").iterdir()
     said = {extended: "the disk is full", raised: "the release that wrote it"}
     good = path.read_bytes()

@@ -35,7 +35,7 @@ from holdfast.snapshotter.snapshots import PART_BYTES_MAX, Part, SnapshotFile, d
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import Headers, list_shard
 from holdfast.snapshotter.upkeep.retention import History, needed_in_storage, plan
-from holdfast.snapshotter.upkeep.troubles import Troubles, read_trouble
+from holdfast.snapshotter.upkeep.troubles import read_trouble, report_trouble
 from holdfast.snapshotter.upkeep.verification import verify_shard
 from holdfast.testing.state_rows import COUNTS, counts
 from tests.fuzz.forge import ODD, frame_that_claims, put_together, take_apart
@@ -162,7 +162,7 @@ def shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shard]:
         made = Shard(tmp_path_factory.mktemp("hostile-headers"), threads)
         take(made.storage, claimant("query"))
         take_after(made.storage, "r2", "r1", query="query")
-        Troubles(PrefixedStorage(made.storage, SHARD)).tell("snapshot", CorruptionError("it"), 1, "host", 1)
+        report_trouble(PrefixedStorage(made.storage, SHARD), "snapshot", CorruptionError("it"), 1, "host", 1)
         made.objects = {info.key: bytes(made.storage.get(info.key)) for info in made.storage.list("totals/")}
         yield made
 

@@ -11,7 +11,7 @@ from holdfast.backends import stored_file
 from holdfast.snapshotter.ownership.claims import KIND, Claim, ClaimingRun
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.snapshotter.upkeep.troubles import Troubles, of_batch
+from holdfast.snapshotter.upkeep.troubles import of_batch, report_trouble
 from holdfast.spark_integration.executor.processes import ProcessId, place_of
 from tests.model.shard_history import ShardHistory
 from tests.unit.holdfast.commands.conftest import put_record
@@ -32,8 +32,10 @@ def make(root: Path, state: str, shards: int = 4) -> Path:
         os.utime(path, (seen_ms / 1000 - 10, seen_ms / 1000 - 10))
     if state == "failing":
         with open_storage(str(root)) as storage:
-            told = Troubles(PrefixedStorage(storage, "totals/shard-0002"))
-            told.tell(of_batch(42), ValueError("could not convert string to float: 'n/a'"), 1, "host-1", now_ms)
+            folder = PrefixedStorage(storage, "totals/shard-0002")
+            report_trouble(
+                folder, of_batch(42), ValueError("could not convert string to float: 'n/a'"), 1, "host-1", now_ms
+            )
     driver = {"stopped": ENDED, "stale": None}.get(state, THIS)
     claim(root, seen_ms, started_ms=seen_ms - 7_200_000, driver=driver)
     return root

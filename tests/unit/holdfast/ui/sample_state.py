@@ -8,7 +8,7 @@ from pathlib import Path
 from holdfast.errors import UnavailableError
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.snapshotter.upkeep.troubles import Troubles
+from holdfast.snapshotter.upkeep.troubles import report_trouble
 from tests import sink_logs
 from tests.model.shard_history import ShardHistory, TimedStorage
 from tests.unit.holdfast.commands.conftest import put_record
@@ -28,8 +28,10 @@ def make(root: Path, shards: int = 24) -> Path:
             history.grow(None, 60 if shard == 3 else 6 + shard % 5, 0 if shard == 5 else 3)
         for shard in range(3):
             ShardHistory(storage, f"sessions/shard-{shard:04d}").grow(None, 4, 2)
-        told = Troubles(PrefixedStorage(storage, "totals/shard-0007"))
-        told.tell("snapshot", UnavailableError(f"no space left {HOSTILE}\x1b[31m"), 3, "host-1", 1_700_000_000_000)
+        folder = PrefixedStorage(storage, "totals/shard-0007")
+        report_trouble(
+            folder, "snapshot", UnavailableError(f"no space left {HOSTILE}\x1b[31m"), 3, "host-1", 1_700_000_000_000
+        )
         for batch_id in (7, 9):
             sink_logs.decide(storage, "invoices", QUERY, batch_id, {"gid": "a"}, {"gid": "b"}, rows=1_000)
         storage.put("totals/shard-0002/files/0123456789abcdef-0", b"left by an upload that nobody finished")

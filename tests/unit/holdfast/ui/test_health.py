@@ -19,7 +19,7 @@ from holdfast.snapshotter.ownership.claims import Claim, ClaimingRun
 from holdfast.snapshotter.ownership.queries import QueryOrigin, declare_origin
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.snapshotter.upkeep.troubles import Troubles, of_batch
+from holdfast.snapshotter.upkeep.troubles import of_batch, report_trouble
 from holdfast.spark_integration.spark_state.query_location import QueryLocation
 from holdfast.ui.overview import overview
 from tests.model.shard_history import ShardHistory
@@ -223,8 +223,8 @@ def test_operators_of_one_query_share_a_card(open_page: OpenPage, sample: Path, 
     root = shutil.copytree(sample, tmp_path / "state")
     shutil.rmtree(root / "totals/shard-0007/troubles")
     with open_storage(str(root)) as storage:
-        told = Troubles(PrefixedStorage(storage, "sessions/shard-0001"))
-        told.tell(of_batch(7), UnavailableError("x"), 1, "host-1", 0)
+        folder = PrefixedStorage(storage, "sessions/shard-0001")
+        report_trouble(folder, of_batch(7), UnavailableError("x"), 1, "host-1", 0)
     claim(root, clock.now_ms() - 1_000, operator="totals")
     shown = open_page(root).get(f"/{TOKEN}/").text
     assert shown.count('<div class="health') == 1
