@@ -92,35 +92,28 @@ def check_schema(schema: pa.Schema, topic: str | None) -> None:
 
 def messages(rows: pa.RecordBatch, topic: str | None) -> Iterator[Message]:
     """Return topic, value, key, partition, timestamp and headers of each row, in order."""
-
-    def column(name: str, default: object) -> Any:
-        return rows.column(name).to_pylist() if name in rows.schema.names else repeat(default, len(rows))
-
-    def payload(name: str) -> Any:
-        if name not in rows.schema.names:
-            return repeat(None, len(rows))
-        given = rows.column(name)
-        # Spark's text may be no UTF-8, and its own sink sends the bytes as well.
-        return (given.cast(pa.binary()) if pa.types.is_string(given.type) else given).to_pylist()
-
-    require_utf8(rows.select([name for name in ("topic", "headers") if name in rows.schema.names]), "the messages")
-    if topic is None and rows.column("topic").null_count:
+    given = dict(zip(rows.schema.names, rows.columns, strict=True))
+    require_utf8(rows.select([name for name in ("topic", "headers") if name in given]), "the messages")
+    if topic is None and given["topic"].null_count:
         raise InvalidArgumentError("a row has no topic; fill the column topic, or pass one to sinks.kafka")
-    partitions, times = column("partition", _BY_KEY), repeat(_NOW, len(rows))
-    if "partition" in rows.schema.names:
-        numbers = rows.column("partition")
-        _refuse_below(numbers, 0, "a row has a negative partition; null lets the key choose")
-        partitions = pc.fill_null(numbers, _BY_KEY).to_pylist()
-    if "timestamp" in rows.schema.names:
-        ms = rows.column("timestamp").cast(pa.timestamp("ms", rows.column("timestamp").type.tz), safe=False)
-        ms = ms.cast(pa.int64())
+    for name in given.keys() & {"value", "key"}:
+        # Spark's text may be no UTF-8, and its own sink sends the bytes as well.
+        given[name] = given[name].cast(pa.binary())
+    if "partition" in given:
+        _refuse_below(given["partition"], 0, "a row has a negative partition; null lets the key choose")
+        given["partition"] = pc.fill_null(given["partition"], _BY_KEY)
+    if "timestamp" in given:
+        ms = given["timestamp"].cast(pa.timestamp("ms", given["timestamp"].type.tz), safe=False).cast(pa.int64())
         # For the client 0 is now, and for the broker -1 no time at all.
         _refuse_below(ms, 1, "Kafka takes no timestamp of 1970-01-01 or before; put it into value")
-        times = pc.fill_null(ms, _NOW).to_pylist()
-    headers: Any = repeat(None, len(rows))
-    if "headers" in rows.schema.names:
-        headers = (_headers(one) for one in rows.column("headers").to_pylist())
-    return zip(column("topic", topic), payload("value"), payload("key"), partitions, times, headers, strict=False)
+        given["timestamp"] = pc.fill_null(ms, _NOW)
+    defaults = {"topic": topic, "value": None, "key": None, "partition": _BY_KEY, "timestamp": _NOW, "headers": None}
+    columns: list[Any] = [
+        given[name].to_pylist() if name in given else repeat(default, len(rows)) for name, default in defaults.items()
+    ]
+    if "headers" in given:
+        columns[-1] = map(_headers, columns[-1])
+    return zip(*columns, strict=False)
 
 
 def _refuse_below(numbers: pa.Array, least: int, problem: str) -> None:
