@@ -143,7 +143,8 @@ class PostgresSink(TwoPhaseSink):
         self._drive(query, "a micro-batch is committed", commit, batch=batch_id)
 
     def abort(self, query: SinkQuery, handles: Sequence[Handle]) -> None:
-        self._drive(query, "what was prepared is aborted", lambda session: _abort(session, query, handles))
+        parts = [PreparedPart.of(query, handle) for handle in handles]
+        self._drive(query, "what was prepared is aborted", lambda session: _end(session, _there(session, parts)))
 
     def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
         return self._drive(query, "leftovers are looked for", lambda session: _leftovers(session, query))
@@ -384,10 +385,6 @@ class Ending:
         return sql.SQL(" ON CONFLICT ({}) DO UPDATE SET {}").format(keys, sets)
 
 
-def _abort(session: Session, query: SinkQuery, handles: Sequence[Handle]) -> None:
-    _end(session, _there(session, [PreparedPart.of(query, handle) for handle in handles]))
-
-
 def drop(session: Session, tables: Sequence[StagingTable]) -> None:
     """Drop staging tables."""
     if tables:
@@ -440,6 +437,7 @@ def end_prepared(session: Session, how: str, part: PreparedPart) -> bool:
 
 
 def _end(session: Session, there: Mapping[PreparedPart, StagingTable | None]) -> None:
+    """Roll back or drop what remains."""
     for part in there:
         if not part.is_staged:
             end_prepared(session, "ROLLBACK", part)
