@@ -198,7 +198,7 @@ def _document(
     target: Target, listing: OperatorListing, record: OperatorRecord | HoldfastError, committed: int | None
 ) -> dict[str, Any]:
     if isinstance(record, OperatorRecord):
-        about = {name: value for name, value in asdict(record).items() if name not in ("operator", "schemas", "tables")}
+        about = {name: value for name, value in record.to_json().items() if name not in ("operator", "schemas")}
         tables = tables_of(target.storage, record)
         if isinstance(tables, HoldfastError):
             about["error"] = str(tables)

@@ -9,12 +9,11 @@ tables see `holdfast.snapshotter.ownership.stored_tables`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from holdfast.backends import stored_file
-from holdfast.backends.run import TableSchema
-from holdfast.backends.schema import encode_schemas
+from holdfast.backends.schema import TableSchema, decode_schemas, encode_schemas
 from holdfast.errors import (
     ConflictError,
     InvalidArgumentError,
@@ -22,7 +21,7 @@ from holdfast.errors import (
     SchemaMismatchError,
     UnavailableError,
 )
-from holdfast.snapshotter.fields import PositiveInt, Stored, refuse_stray
+from holdfast.snapshotter.fields import Coding, PositiveInt, Stored, refuse_stray
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
 KIND = "operator"
@@ -32,6 +31,11 @@ SAME_NAME = (
     "two operators of this query have the same name: pass each its own name=. Without one, an operator is called as "
     "its function or its processor's class is"
 )
+#: By table key and value schema
+_Tables = Annotated[
+    Mapping[str, TableSchema],
+    Coding(Mapping[str, Annotated[list[str], 2]], decode_schemas, encode_schemas, "schemas"),
+]
 
 
 @dataclass(frozen=True)
@@ -43,26 +47,11 @@ class OperatorRecord(Stored):
     definition_id: str  #: Distinguishes two operators of one query that have the same name
     run_id: str  #: The run of the query in which the record was written
     shards: Annotated[int, range(1, 10**9)]  #: Numbered with up to 9 digits
-    schemas: Mapping[str, Annotated[list[str], 2]]  #: By table: key and value schema; see `holdfast.backends.schema`
+    tables: _Tables
     #: How many versions back the query could return when the record was written; its claims have newer numbers
     retained_versions: PositiveInt
-    configuration: Mapping[str, str]  #: What the operator's API lets nobody change at a restart
-
-    @classmethod
-    def of(
-        cls,
-        operator: str,
-        query_id: str,
-        definition_id: str,
-        run_id: str,
-        shards: int,
-        tables: Mapping[str, TableSchema],
-        retained_versions: int,
-        configuration: Mapping[str, str] | None = None,
-    ) -> OperatorRecord:
-        schemas = encode_schemas(tables)
-        of_api = dict(configuration or {})
-        return cls(operator, query_id, definition_id, run_id, shards, schemas, retained_versions, of_api)
+    #: What the operator's API lets nobody change at a restart
+    configuration: Mapping[str, str] = field(default_factory=dict)
 
 
 def shard_prefix(operator: str, shard: int) -> str:
@@ -76,7 +65,7 @@ def declare_operator(storage: ObjectStorage, record: OperatorRecord) -> Operator
     if stored is None:
         _require_no_location(storage)
         try:
-            storage.put_if_absent(f"{record.operator}/{_KEY}", stored_file.encode(KIND, asdict(record))[0])
+            storage.put_if_absent(f"{record.operator}/{_KEY}", stored_file.encode(KIND, record.to_json())[0])
             return record
         except ConflictError:  # another record came first, and decides
             stored = read_operator(storage, record.operator)

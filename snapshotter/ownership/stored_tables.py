@@ -208,7 +208,7 @@ def _after(planned: StoredTables, stored: StoredTables, record: OperatorRecord, 
 def _newest(fence: Fence, record: OperatorRecord) -> tuple[int, StoredTables]:
     number, data = fence.newest()
     if data is None:
-        return 0, StoredTables.of_first_run(decode_schemas(record.schemas))
+        return 0, StoredTables.of_first_run(record.tables)
     source = f"{fence.url}/{key_of(number)}"
     found = _Header.decode(data, KIND, source)
     if (found.operator, found.query_id, found.number) != (record.operator, record.query_id, number):

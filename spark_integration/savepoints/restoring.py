@@ -233,7 +233,7 @@ class _State:
     def declare(self, settings: Settings) -> None:
         """Write the record, before any state: from then on the directory is the new query's. Raises `ConflictError`."""
         saved = migrated(self.plan.saved, self.plan.migrations)
-        record = OperatorRecord.of(
+        record = OperatorRecord(
             self.directory,
             self.query_id,
             clock.new_id(),

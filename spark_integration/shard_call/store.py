@@ -161,7 +161,7 @@ def require_kept_shards(stored: OperatorRecord | None, operator: str, shards: in
 
 
 def _record(operator: Operator, streaming: StreamingTask, directory: str) -> OperatorRecord:
-    return OperatorRecord.of(
+    return OperatorRecord(
         directory,
         streaming.query_id,
         operator.definition_id,

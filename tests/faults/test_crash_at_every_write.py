@@ -220,7 +220,7 @@ def micro_batch(
     changes: Mapping[str, ColumnChanges] = {},
 ) -> tuple[Pointer | None, dict[str, dict[Any, Any]]]:
     """Do what a shard's call does in a run; return its pointer, and what it has seen before it wrote."""
-    record = OperatorRecord.of("op", "query", run, run, 2, declared, 100)
+    record = OperatorRecord("op", "query", run, run, 2, declared, 100)
     stored = claiming.tables_once(storage, record, Declaring(declared, changes))  # type: ignore[arg-type]
     with ExitStack() as cleanup:
         directory = folder / f"{backend_name}-{shard}"

@@ -60,7 +60,7 @@ def keys(rows: list[int]) -> Keys:
 def write(folder: Path) -> Pointer:
     """Write an operator's directory: a snapshot, commits on it, a delete and an all-null value."""
     storage = open_storage(str(folder))
-    declare_operator(storage, OperatorRecord.of(OPERATOR, "query", "definition", "run", 1, TABLES, 100))
+    declare_operator(storage, OperatorRecord(OPERATOR, "query", "definition", "run", 1, TABLES, 100))
     with tempfile.TemporaryDirectory() as local, ThreadPoolExecutor(2) as threads:
         backend = MemoryBackend(Path(local) / "shard", TABLES, clock.new_id)
         log = ObjectCommitLog(storage, SHARD, TABLES, threads, Path(local) / "shard", "memory")

@@ -71,7 +71,7 @@ def test_an_old_directory_restores_the_same(
 
 def test_an_old_operator_record_still_admits_its_query(sample_folder: Path) -> None:
     """A query that began with that release goes on with this one."""
-    record = OperatorRecord.of(sample.OPERATOR, "query", "another definition", "another run", 1, sample.TABLES, 7)
+    record = OperatorRecord(sample.OPERATOR, "query", "another definition", "another run", 1, sample.TABLES, 7)
     declare_operator(open_storage(str(sample_folder)), record)
 
 
@@ -182,7 +182,7 @@ def test_a_snapshot_of_a_newer_release_is_done_without(
 @CHANGES
 def test_a_record_of_a_newer_release_lets_no_query_in(tmp_path: Path, changed: Callable[[bytes], bytes]) -> None:
     with open_storage(str(tmp_path)) as storage:
-        record = OperatorRecord.of("totals", "query", "definition", "run", 4, TABLES, 100)
+        record = OperatorRecord("totals", "query", "definition", "run", 4, TABLES, 100)
         declare_operator(storage, record)
         storage.put("totals/operator", changed(bytes(storage.get("totals/operator"))))
         before = files(tmp_path)

@@ -61,7 +61,7 @@ class Shard:
     def __init__(self, folder: Path, threads: ThreadPoolExecutor) -> None:
         self.folder, self.threads = folder, threads
         self.storage: ObjectStorage = open_storage(f"memory://hostile/{folder.name}")
-        declare_operator(self.storage, OperatorRecord.of("totals", "query", "definition", "run", 4, TABLES, 100))
+        declare_operator(self.storage, OperatorRecord("totals", "query", "definition", "run", 4, TABLES, 100))
         self.backend = MemoryBackend(folder / "here", TABLES, clock.new_id)
         log = ObjectCommitLog(self.storage, SHARD, TABLES, threads, folder / "here", "memory")
         store, self.pointer = VersionedStore(self.backend, log), Pointer(0, "none")

@@ -121,7 +121,7 @@ def table(name: str, **columns: pa.DataType) -> Tables:
 
 
 BEGUN = table("a", n=pa.int32())
-RECORD = OperatorRecord.of("totals", "query", "def-1", "run-1", 2, BEGUN, 100)
+RECORD = OperatorRecord("totals", "query", "def-1", "run-1", 2, BEGUN, 100)
 TEXT, NUMBER = table("c", x=pa.string()), table("c", x=pa.int64())
 NARROW = table("c", x=pa.int32(), note=pa.string())
 BESIDE = table("d", y=pa.string())

@@ -185,7 +185,7 @@ class ChangingTables(RuleBasedStateMachine):
         self.opened.close()
         run = f"run-{next(self.runs)}"
         declared = self.declared()
-        self.record = OperatorRecord.of("op", "query", run, run, 1, declared, 100)
+        self.record = OperatorRecord("op", "query", run, run, 1, declared, 100)
         stored = declare_operator(self.storage, self.record)
         before = stored_tables(self.storage, stored)
         self.tables: StoredTables = before.with_changes(self.changes).with_declared(declared)

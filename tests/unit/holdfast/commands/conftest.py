@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +67,8 @@ DAY_S = 24 * 60 * 60
 def put_record(
     storage: ObjectStorage, operator: str = "totals", shards: int = 4, retained: int = 100, query: str = "query-1"
 ) -> None:
-    record = OperatorRecord.of(operator, query, "definition-1", "run-1", shards, {"counts": COUNTS}, retained)
-    storage.put(f"{operator}/operator", stored_file.encode("operator", asdict(record))[0])
+    record = OperatorRecord(operator, query, "definition-1", "run-1", shards, {"counts": COUNTS}, retained)
+    storage.put(f"{operator}/operator", stored_file.encode("operator", record.to_json())[0])
 
 
 def age(root: Path, days: float = 2) -> None:

@@ -99,7 +99,7 @@ def test_the_lines_to_paste_set_shards_where_the_name_leads_to_others(
     """Of a query that was rescaled within its state directory; elsewhere its own record says how many it has."""
     table = TableSchema.of("state", pa.schema([("k", pa.int64())]), pa.schema([("n", pa.int64())]))
     for directory, query_id, shards in (("totals", "original", 2), ("totals@1-2", "1-2", 4), ("alerts", "3-4", 4)):
-        record = OperatorRecord.of(directory, query_id, "def-1", "run-1", shards, {"state": table}, 100)
+        record = OperatorRecord(directory, query_id, "def-1", "run-1", shards, {"state": table}, 100)
         declare_operator(target, record)
     declare_origin(target, QueryOrigin("1-2", "1-2", "original", 7, {"totals@1-2": "1-2"}))
     declare_origin(target, QueryOrigin("3-4", "3-4", "original", 7, {"alerts": "3-4"}))

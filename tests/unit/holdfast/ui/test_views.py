@@ -344,7 +344,7 @@ def mapped(values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> HeatMap:
     shards = np.arange(len(values), dtype=np.int64)
     zeros = np.zeros(len(values), np.int64)
     objects = StoredObjects(zeros.astype(np.int8), shards, zeros, values, zeros, shards)
-    record = OperatorRecord.of("totals", "query-1", "definition-1", "run-1", len(values), {"counts": COUNTS}, 100)
+    record = OperatorRecord("totals", "query-1", "definition-1", "run-1", len(values), {"counts": COUNTS}, 100)
     signs = OperatorSigns("totals", 0, (), (), is_lost=False, awaits_start=False)
     operator = OperatorSurvey("totals", record, objects, values, 0, signs, 0)
     return heat_map(operator, measured(operator, MEASURES["size"]))

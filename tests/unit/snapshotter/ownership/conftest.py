@@ -48,7 +48,7 @@ def claims_of(
 
 
 def record(query: str = "q1", run: str = "r1") -> OperatorRecord:
-    return OperatorRecord.of("totals", query, f"def-{run}", run, 2, {"state": TABLE}, 100)
+    return OperatorRecord("totals", query, f"def-{run}", run, 2, {"state": TABLE}, 100)
 
 
 def take(storage: ObjectStorage, me: Claim | None = None, lives: Mapping[str, bool] | None = None) -> Tenure:

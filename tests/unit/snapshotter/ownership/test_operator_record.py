@@ -44,7 +44,7 @@ from tests.ram import storage_in_ram
 KEY = pa.schema([("user", pa.string())])
 STATE = pa.schema([("n", pa.int64())])
 TABLES = {"state": TableSchema.of("state", KEY, STATE)}
-RECORD = OperatorRecord.of("totals", "query-1", "def-1", "run-1", 4, TABLES, 100)
+RECORD = OperatorRecord("totals", "query-1", "def-1", "run-1", 4, TABLES, 100)
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_of_two_queries_that_claim_at_once_the_loser_is_told(storage: ObjectStor
 
 
 def _encode(record: OperatorRecord) -> pa.Buffer:
-    return stored_file.encode("operator", asdict(record))[0]
+    return stored_file.encode("operator", record.to_json())[0]
 
 
 def test_a_storage_that_does_not_answer_claims_nothing(storage: ObjectStorage) -> None:
@@ -137,7 +137,7 @@ def test_the_record_lies_where_the_format_says(tmp_path: Path) -> None:
     assert (held.key.names, held.value.names) == (["user"], ["n"])
 
 
-FIELDS = asdict(RECORD)
+FIELDS = RECORD.to_json()
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def table(name: str, **columns: pa.DataType) -> dict[str, TableSchema]:
 A, B = table("a", n=pa.int32()), table("b", s=pa.string())
 WIDE = table("a", n=pa.int64(), note=pa.string())
 OTHER = table("a", n=pa.string())
-DECLARED = OperatorRecord.of("totals", "query", "def-1", "run-1", 2, A, 100)
+DECLARED = OperatorRecord("totals", "query", "def-1", "run-1", 2, A, 100)
 
 
 @pytest.fixture
@@ -335,7 +335,7 @@ def test_what_was_never_null_goes_with_its_column(recorded: FaultyStorage) -> No
         columns = pa.schema([pa.field(name, pa.int32(), nullable=False) for name in names])
         return {"a": TableSchema.of("a", TABLE_KEY, columns)}
 
-    other = replace(DECLARED, operator="others", schemas=encode_schemas(fixed("n", "m")))
+    other = replace(DECLARED, operator="others", tables=fixed("n", "m"))
     changed = stored_tables(recorded, other).with_changes({"a": ColumnChanges(frozenset({"m"}), {"n": "total"})})
     assert changed.live["a"].not_null == {"value.total"}
     declared = fixed("total", "m")
@@ -501,7 +501,7 @@ def test_what_was_never_null_is_kept(recorded: FaultyStorage) -> None:
     columns = pa.schema([pa.field("n", pa.int32(), nullable=False), pa.field("s", pa.string(), nullable=False)])
     fixed = {"f": TableSchema.of("f", pa.schema([pa.field("k", pa.string(), nullable=False)]), columns)}
     loose = {"f": TableSchema.of("f", TABLE_KEY, pa.schema([*columns][:1]))}
-    other = replace(DECLARED, operator="others", schemas=encode_schemas(fixed))
+    other = replace(DECLARED, operator="others", tables=fixed)
     every, some = {"f": {"key.k", "value.n", "value.s"}}, {"f": {"value.n"}}
     assert stored_tables(recorded, other).never_null == every
     for declared, never in ((A, every), (fixed, every), (loose, some), (fixed, some)):

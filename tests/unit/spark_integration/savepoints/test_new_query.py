@@ -51,7 +51,7 @@ from tests.unit.snapshotter.savepoints.conftest import a_savepoint
 from tests.unit.spark_integration.spark_state.test_query_location import PINNED
 
 TABLE = TableSchema.of("state", pa.schema([("k", pa.int64())]), pa.schema([("n", pa.int64())]))
-RECORD = OperatorRecord.of("totals", "original", "def-1", "run-1", 2, {"state": TABLE}, 100)
+RECORD = OperatorRecord("totals", "original", "def-1", "run-1", 2, {"state": TABLE}, 100)
 
 
 def new_at(folder: Path, location: str = "location", state_dir: str = "green") -> AbstractContextManager[NewQuery]:

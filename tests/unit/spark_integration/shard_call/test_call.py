@@ -349,7 +349,7 @@ def test_a_task_that_writes_no_record_needs_one_that_keeps_the_number() -> None:
             require_kept_shards(other, "op", 4)  # type: ignore[arg-type]
 
 
-RECORD = OperatorRecord.of("totals", "query-1", "def-1", "run-1", 4, TABLES, 100)
+RECORD = OperatorRecord("totals", "query-1", "def-1", "run-1", 4, TABLES, 100)
 
 
 class Shard:
@@ -369,7 +369,7 @@ class Shard:
     def begin(self, run: str, last_directory: str | None = None) -> None:
         """Go on in a run, as far as the check."""
         assert self.pointer is not None
-        record = OperatorRecord.of("totals", "query-1", "def-1", run, 4, TABLES, 100)
+        record = OperatorRecord("totals", "query-1", "def-1", run, 4, TABLES, 100)
         with self.store.begin(self.pointer) as transaction:
             assert transaction.view is not None
             lineage = Lineage.of(transaction.view.properties)

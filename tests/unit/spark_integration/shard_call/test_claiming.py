@@ -48,7 +48,7 @@ from tests.ram import storage_in_ram
 from tests.unit.snapshotter.ownership.conftest import claimant, claims_of
 
 TABLE = TableSchema.of("state", pa.schema([("k", pa.int64())]), pa.schema([("n", pa.int64())]))
-RECORD = OperatorRecord.of("totals", "query-1", "def-1", "run-1", 2, {"state": TABLE}, 100)
+RECORD = OperatorRecord("totals", "query-1", "def-1", "run-1", 2, {"state": TABLE}, 100)
 SETTINGS = Settings(application="local-1", driver="a driver's process")
 
 
@@ -297,7 +297,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStorage]:
 
 
 def record(query: str, run: str = "run-1", directory: str = "totals", shards: int = 2) -> OperatorRecord:
-    return OperatorRecord.of(directory, query, f"def-{run}", run, shards, {"state": TABLE}, 100)
+    return OperatorRecord(directory, query, f"def-{run}", run, shards, {"state": TABLE}, 100)
 
 
 def begin(shared: FaultyStorage, local: Path, query: str, run: str = "run-1", shards: int = 2) -> str:
