@@ -22,8 +22,7 @@ from holdfast.spark_integration.sinks.kafka import brokers, protocol
 from holdfast.spark_integration.sinks.kafka.brokers import Cluster, Connection, Login, Security, authenticate
 from holdfast.spark_integration.sinks.kafka.options import ClientOptions
 from holdfast.spark_integration.sinks.kafka.protocol import Answer, MalformedAnswerError, Request, encoded
-from holdfast.spark_integration.sinks.kafka.sink import KafkaSink
-from holdfast.spark_integration.sinks.kafka.transaction import check_schema, messages
+from holdfast.spark_integration.sinks.kafka.sink import KafkaSink, check_schema, messages
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery
 
 #: Takes the key of a request and its number; returns the packet to send, or None to close the connection.
