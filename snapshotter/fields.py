@@ -31,6 +31,7 @@ from typing import Annotated, Any, ClassVar, NoReturn, Self, Union, get_args, ge
 
 from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
+from holdfast.backends.schema import decode_schemas, encode_schemas
 from holdfast.errors import CorruptionError, InvalidArgumentError
 
 #: Above any size, count or time: sums of thousands still fit into other languages' integers.
@@ -93,6 +94,11 @@ class Coding:
     decode: Callable[[Any], Any]  #: Raises ValueError or `CorruptionError`
     encode: Callable[[Any], Any]
     key: str | None = None
+
+
+def coding_of_tables(key: str) -> Coding:
+    """Return how tables are stored: by name their key and value schemas."""
+    return Coding(Mapping[str, Annotated[list[str], 2]], decode_schemas, encode_schemas, key)
 
 
 class _Unfit(Exception):  # noqa: N818

@@ -218,7 +218,10 @@ def upload_files(
 
     def send(piece: tuple[Path, str, int, int]) -> Part:
         path, key, offset, size_bytes = piece
-        buffer = _one_of(buffers, part_bytes + stored_file.END_BYTES_MAX)
+        try:
+            buffer = buffers.pop()
+        except IndexError:  # all are in use
+            buffer = bytearray(part_bytes + stored_file.END_BYTES_MAX)
         data, digest = _encode_part(path, offset, size_bytes, shard.prefix, buffer)
         shard.put(key, data)
         buffers.append(buffer)
@@ -237,13 +240,6 @@ def upload_files(
     for piece, part in zip(pieces, ahead(executor, send, pieces, window=len(pieces)), strict=True):
         parts[piece[0]].append(part)
     return [SnapshotFile(path.name, stat.st_size, stat.st_mtime_ns, tuple(parts[path])) for path, stat in stats.items()]
-
-
-def _one_of(buffers: list[bytearray], size_bytes: int) -> bytearray:
-    try:
-        return buffers.pop()
-    except IndexError:  # all are in use
-        return bytearray(size_bytes)
 
 
 def _encode_part(path: Path, offset: int, plain_bytes: int, shard: str, buffer: bytearray) -> tuple[memoryview, str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from holdfast.backends import stored_file
-from holdfast.backends.schema import TableSchema, decode_schemas, encode_schemas
+from holdfast.backends.schema import TableSchema
 from holdfast.errors import (
     ConflictError,
     InvalidArgumentError,
@@ -21,7 +21,7 @@ from holdfast.errors import (
     SchemaMismatchError,
     UnavailableError,
 )
-from holdfast.snapshotter.fields import Coding, PositiveInt, Stored, refuse_stray
+from holdfast.snapshotter.fields import PositiveInt, Stored, coding_of_tables, refuse_stray
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
 KIND = "operator"
@@ -31,11 +31,6 @@ SAME_NAME = (
     "two operators of this query have the same name: pass each its own name=. Without one, an operator is called as "
     "its function or its processor's class is"
 )
-#: By table key and value schema
-_Tables = Annotated[
-    Mapping[str, TableSchema],
-    Coding(Mapping[str, Annotated[list[str], 2]], decode_schemas, encode_schemas, "schemas"),
-]
 
 
 @dataclass(frozen=True)
@@ -47,7 +42,7 @@ class OperatorRecord(Stored):
     definition_id: str  #: Distinguishes two operators of one query that have the same name
     run_id: str  #: The run of the query in which the record was written
     shards: Annotated[int, range(1, 10**9)]  #: Numbered with up to 9 digits
-    tables: _Tables
+    tables: Annotated[Mapping[str, TableSchema], coding_of_tables("schemas")]
     #: How many versions back the query could return when the record was written; its claims have newer numbers
     retained_versions: PositiveInt
     #: What the operator's API lets nobody change at a restart

@@ -44,10 +44,19 @@ import pyarrow as pa
 from holdfast import clock
 from holdfast.backends import stored_file
 from holdfast.backends.options import did_you_mean
-from holdfast.backends.schema import TableSchema, decode_schemas, encode_schemas
+from holdfast.backends.schema import TableSchema
 from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError, NotFoundError, StateLostError
 from holdfast.snapshotter.fence import looks
-from holdfast.snapshotter.fields import NUMBER_LIMIT, Coding, Digest, Fields, PositiveInt, SignedInt, Stored
+from holdfast.snapshotter.fields import (
+    NUMBER_LIMIT,
+    Coding,
+    Digest,
+    Fields,
+    PositiveInt,
+    SignedInt,
+    Stored,
+    coding_of_tables,
+)
 from holdfast.snapshotter.ownership.queries import find_origin
 from holdfast.snapshotter.sink_log import FOLDER, SINK, Entry, SinkLog, plan_of, stored_sinks
 from holdfast.snapshotter.storage.object_storage import ObjectStorage, key_problem
@@ -76,11 +85,6 @@ def require_key(key: str, header: Fields) -> None:
     """Refuse a key outside the savepoint."""
     if key_problem(key) or key == KEY:
         header.refuse("names an object outside its folder", key=key)
-
-
-def _tables(key: str | None = None) -> Coding:
-    """Return how tables are stored: by name their key and value schemas."""
-    return Coding(Mapping[str, Annotated[list[str], 2]], decode_schemas, encode_schemas, key)
 
 
 @dataclass(frozen=True)
@@ -124,9 +128,9 @@ class SavedOperator(Stored):
     has_timeout: bool  #: Whether that keeps a timeout beside each row
     shards: Annotated[int, range(1, SHARDS_LIMIT)]
     #: With all columns that rows may have; `TableSchema.not_null` has those in which no row has a null
-    tables: Annotated[Mapping[str, TableSchema], _tables("schemas")]
+    tables: Annotated[Mapping[str, TableSchema], coding_of_tables("schemas")]
     #: Those tables that the query's last run declared, as it did
-    declared: Annotated[Mapping[str, TableSchema], _tables()]
+    declared: Annotated[Mapping[str, TableSchema], coding_of_tables("declared")]
     is_continuous: bool  #: Whether all runs have declared these since they were first declared
     configuration: Mapping[str, str]  #: What the operator's API lets nobody change at a restart
     times: tuple[ShardTimes, ...]  #: Of the shards that have state

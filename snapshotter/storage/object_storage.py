@@ -192,25 +192,19 @@ class ObjectStorage(ABC):
         """
         raise unconditional(key, self.url)
 
-    def _holds(self, key: str, data: Buffer) -> bool:
-        """Tell whether an object with these bytes is there; raise ConflictError if it has others."""
+    def _require(self, key: str, data: Buffer) -> None:
+        """Raise ConflictError unless an object that was there just now has these bytes."""
         view = flat_view(data)
         try:
             is_same = self.get(key, view.nbytes) == view
-        except NotFoundError:
-            return False
+        except NotFoundError as exc:
+            raise UnavailableError(
+                "the object that had this key was deleted meanwhile: try again", action="put", key=key, storage=self.url
+            ) from exc
         except CorruptionError:  # it is larger
             is_same = False
         if not is_same:
             raise taken(key, self.url)
-        return True
-
-    def _require(self, key: str, data: Buffer) -> None:
-        """Raise ConflictError unless an object that was there just now has these bytes."""
-        if not self._holds(key, data):
-            raise UnavailableError(
-                "the object that had this key was deleted meanwhile: try again", action="put", key=key, storage=self.url
-            )
 
     @abstractmethod
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:

@@ -21,6 +21,7 @@ Errors show only a server message's first line, and drop psycopg's error as thei
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import threading
@@ -270,7 +271,7 @@ def give_back(session: Session) -> None:
     session.kept_ms = clock.monotonic_ms()
     with _lock:
         _idle.setdefault(session.key, []).append(session)
-    _close_idle(session.kept_ms - _FORGOTTEN_MS)
+    close_idle(session.kept_ms - _FORGOTTEN_MS)
 
 
 def connect(to: Mapping[str, str], application: str) -> Session:
@@ -338,12 +339,8 @@ def _is_alive(session: Session) -> bool:
     return not waiting.poll(0)
 
 
-def close_idle() -> None:
-    """Close the sessions that this process keeps; for tests and the end of a program."""
-    _close_idle(clock.monotonic_ms())
-
-
-def _close_idle(kept_until_ms: int) -> None:
+def close_idle(kept_until_ms: float = math.inf) -> None:
+    """Close the sessions that this process keeps, or only those that nobody has taken up since."""
     closed = []
     with _lock:
         for key, kept in list(_idle.items()):
