@@ -12,7 +12,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -185,15 +185,7 @@ def _ended_at_once(session: SparkSession, stage: int) -> bool:
         clock.sleep_ms(1)
 
 
-class TaskOutput(Protocol):
-    """What one task has prepared; `handle` is JSON, empty without rows."""
-
-    partition: int
-    rows: int
-    handle: str
-
-
-def prepared_of(outputs: Iterable[TaskOutput], *, repeated: bool) -> Prepared:
-    """Return the tasks' results, by partition; `repeated` is `Prepared`'s."""
+def prepared_of(outputs: Iterable[Any], *, repeated: bool) -> Prepared:
+    """Return the tasks' results, rows of `_RETURNED` or alike, by partition; `repeated` is `Prepared`'s."""
     found = sorted((one for one in outputs if one.handle), key=lambda one: one.partition)
     return Prepared(tuple(json.loads(one.handle) for one in found), sum(one.rows for one in found), repeated)

@@ -241,10 +241,6 @@ class Check:
     of_whole_row: bool
     columns: frozenset[str]
 
-    def is_about(self, names: Sequence[str]) -> bool:
-        """Tell whether it involves these columns only, so that a staging table can have it."""
-        return not self.of_whole_row and self.columns <= set(names)
-
 
 @dataclass(frozen=True)
 class Target:
@@ -266,10 +262,6 @@ class Target:
     def identifier(self) -> sql.Identifier:
         """The table's name in SQL."""
         return sql.Identifier(self.schema, self.name)
-
-    def names(self, schema: pa.Schema) -> sql.Composed:
-        """Return a schema's columns as SQL lists them."""
-        return sql.SQL(", ").join(map(sql.Identifier, schema.names))
 
     def why_staged(self, keys: Sequence[str], written: Sequence[str]) -> str | None:
         """Return why results go through staging tables; None if each partition is a prepared transaction."""

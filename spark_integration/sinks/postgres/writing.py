@@ -189,7 +189,8 @@ class CopyTransaction(SinkTransaction):
             else:
                 marks.session.run(marks.remember(attempt.batch_id, [attempt.attempt_id]))
                 into = self._target.identifier
-            copying = sql.SQL("COPY {} ({}) FROM STDIN").format(into, self._target.names(schema))
+            named = sql.SQL(", ").join(map(sql.Identifier, schema.names))
+            copying = sql.SQL("COPY {} ({}) FROM STDIN").format(into, named)
             self._copying = marks.session.connection.cursor().copy(copying)
             self._copy: psycopg.Copy = self._copying.__enter__()
 
@@ -276,6 +277,6 @@ def _staging_columns(into: Target, schema: pa.Schema, checks: Sequence[Check]) -
     parts += (
         sql.SQL("CONSTRAINT {} {}").format(sql.Identifier(check.name), sql.SQL(check.text))
         for check in checks
-        if check.is_about(schema.names)
+        if not check.of_whole_row and check.columns <= {*schema.names}
     )
     return sql.SQL(", ").join(parts)
