@@ -34,7 +34,9 @@ def probe_storage(
     try:
         probes.put_if_absent(key, key.encode())
         try:
-            _require_refusal(probes, key)
+            with suppress(ConflictError):
+                probes.put_if_absent(key, key[::-1].encode())
+                raise unconditional(key, probes.url)
             is_same = bytes(probes.get(key, len(key))) == key.encode()
             stored_ms = {info.key: info.modified_ms for info in probes.list("")}.get(key)
         except BaseException:
@@ -55,11 +57,3 @@ def probe_storage(
             storage=probes.url,
         )
     return stored_ms
-
-
-def _require_refusal(probes: ObjectStorage, key: str) -> None:
-    try:
-        probes.put_if_absent(key, key[::-1].encode())
-    except ConflictError:
-        return
-    raise unconditional(key, probes.url)

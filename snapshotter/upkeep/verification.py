@@ -86,9 +86,12 @@ def verify_shard(
         listing = list_shard(shard)
         found = {key: one for key, one in found.items() if key in listing.objects and not one.problem}
         _read_new(shard, listing, executor, once, found, on_read)
-        report = _report(shard, listing, found, retained)
-        if not report.damages or passes == _PASSES:
-            return report
+        verified = _VerifiedShard(listing, found, _floor(shard, listing, found, retained))
+        damages = verified.damages()
+        if not damages or passes == _PASSES:
+            size_bytes = sum(one.size_bytes for one in found.values())
+            whole = sum(verified.outcome(commit) != "lost" for commit in verified.commits())
+            return ShardReport(listing.prefix, len(found), size_bytes, whole, tuple(damages))
 
 
 def _read_new(
@@ -110,13 +113,6 @@ def _read_new(
                 on_read(stored.size_bytes)
                 if one is not None:
                     found[stored.key] = one
-
-
-def _report(shard: PrefixedStorage, listing: ShardListing, found: dict[str, _Found], retained: int) -> ShardReport:
-    verified = _VerifiedShard(listing, found, _floor(shard, listing, found, retained))
-    damages = verified.damages()
-    whole = sum(verified.outcome(commit) != "lost" for commit in verified.commits())
-    return ShardReport(listing.prefix, len(found), sum(f.size_bytes for f in found.values()), whole, tuple(damages))
 
 
 def _sizes_of_parts(found: Mapping[str, _Found]) -> dict[str, int]:

@@ -178,7 +178,13 @@ class KafkaSink(ReusingSink):
         producer_of(options, options.for_producer(self._check_id, timeout_ms or _KAFKAS_TIMEOUT_MS))
         with options.cluster(self._patience_ms) as cluster:
             if self.topic is not None:
-                _check_topic(cluster, self.topic)
+                found = brokers.find_topic(cluster, self.topic)
+                if found is None:
+                    raise InvalidArgumentError(
+                        "there is no such topic, or the user may not see it; create it", topic=self.topic
+                    )
+                if not found.operations & _MAY_WRITE:
+                    raise InvalidArgumentError("the user has no right to write to the topic", topic=self.topic)
             self._check_rights(cluster, timeout_ms or _longest_ms(cluster, options))
             return None if self.topic is None else Mark(cluster, self.name, self.topic).claim(query)
 
@@ -302,14 +308,6 @@ def _longest_ms(cluster: Cluster, options: ClientOptions) -> int:
 
 def _described(cluster: Cluster, wanted: Sequence[PreparedTransaction]) -> dict[str, TransactionDescription]:
     return brokers.describe(cluster, [one.transactional_id for one in wanted])
-
-
-def _check_topic(cluster: Cluster, topic: str) -> None:
-    found = brokers.find_topic(cluster, topic)
-    if found is None:
-        raise InvalidArgumentError("there is no such topic, or the user may not see it; create it", topic=topic)
-    if not found.operations & _MAY_WRITE:
-        raise InvalidArgumentError("the user has no right to write to the topic", topic=topic)
 
 
 #: Of librdkafka: the partition follows from the key; the time is now.
