@@ -133,7 +133,6 @@ def require_intact(read: stored_file.Read, commit: Commit) -> None:
 def _commit(
     stored: stored_file.StoredFile | stored_file.StoredEnd, shard: str, pointer: Pointer, source: str
 ) -> Commit:
-    """Return a commit without its rows."""
     header = _Header.read(stored.header, source)
     if (header.pointer, header.shard) != (pointer, shard):
         refuse_stray(source, pointer=header.pointer, shard=header.shard)

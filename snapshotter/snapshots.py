@@ -161,7 +161,6 @@ class Manifest(Stored):
         return sum(file.stored_bytes for file in self.files)
 
     def encode(self) -> tuple[pa.Buffer, ChainEntry]:
-        """Return the stored file, and its entry in a chain."""
         data, digest = stored_file.encode(KIND, self.to_json())
         return data, ChainEntry(KIND, self.pointer, data.size, digest, self.stored_bytes)
 
@@ -354,7 +353,6 @@ class SnapshotNote(Stored):
 
     @property
     def stored(self) -> dict[Identity, SnapshotFile]:
-        """The local files that it has stored, by identity."""
         return {noted.identity: noted.file for noted in self.files}
 
     def require(self, header: Fields) -> None:

@@ -20,12 +20,9 @@ from typing import TypeVar
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-#: How many items are at work at once, unless the caller says.
-WINDOW = 4
-
 
 def ahead(
-    executor: Executor, work: Callable[[_Item], _Result], items: Iterable[_Item], window: int = WINDOW
+    executor: Executor, work: Callable[[_Item], _Result], items: Iterable[_Item], window: int = 4
 ) -> Generator[_Result, None, None]:
     """Yield the work's result for each item, in order, with at most `window` under way or waiting for the caller.
 

@@ -162,7 +162,6 @@ class LocalStorage(ObjectStorage):
 
     @contextmanager
     def _folder(self, segments: tuple[str, ...]) -> Iterator[int]:
-        """Open a folder for reading; yields its descriptor."""
         at = self._open_folder(segments)
         try:
             yield at

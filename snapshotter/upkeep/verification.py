@@ -174,8 +174,6 @@ def _floor(shard: PrefixedStorage, listing: ShardListing, found: Mapping[str, _F
 
 
 class _VerifiedShard:
-    """A shard's objects as read, and the conclusions."""
-
     def __init__(self, listing: ShardListing, found: dict[str, _Found], floor: int) -> None:
         self._prefix = listing.prefix
         self._found = found

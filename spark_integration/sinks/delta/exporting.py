@@ -94,8 +94,6 @@ def _new_table(url: str, options: Mapping[str, str]) -> Iterator[tuple[KeptTable
 
 @dataclass(frozen=True)
 class _FileWriter:
-    """Writes the rows of a partition; a function for ``mapInArrow``."""
-
     url: str
     settings: Settings  #: Of the session, without credentials
     schema: pa.Schema

@@ -534,7 +534,6 @@ class KafkaTransaction(SinkTransaction):
         return self._producer
 
     def _described(self) -> Handle:
-        """Return the handle with the coordinator's numbers."""
         with self._options.cluster(self._patience_ms) as cluster:
             known = brokers.describe(cluster, [self._id]).get(self._id)
         if known is None or known.state != brokers.ONGOING:

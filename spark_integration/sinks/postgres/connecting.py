@@ -181,7 +181,6 @@ class Connection(psycopg.Connection[Any]):
     answer_timeout_s = int(_PATIENCE[ANSWER])
 
     def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
-        """Wait as psycopg does, up to the limit."""
         try:
             return super().wait(self._until_silent(gen), *args, **kwargs)
         except _SilentError:

@@ -70,7 +70,6 @@ class PreparedPart(Stored):
 
     @property
     def partition(self) -> int:
-        """The partition of a table's rows."""
         return int(self.name.split("_")[2])
 
 
