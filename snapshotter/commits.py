@@ -36,6 +36,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -208,34 +209,24 @@ class CommitObjects:
             raise CorruptionError(f"{source} is not the object that the commit builds on: it was replaced")
         return commit
 
-    def rows(self, commits: Sequence[Commit], below: Mapping[str, Run], *, drop_deletes: bool) -> dict[str, Run]:
-        """Return, by table, the rows of some commits, oldest first, merged over the runs `below` them."""
-        self._require_tables_of(commits)
+    def rows(
+        self,
+        commits: Sequence[Commit],
+        below: Mapping[str, Run] = MappingProxyType({}),
+        above: Mapping[str, Run] = MappingProxyType({}),
+        *,
+        drop_deletes: bool,
+    ) -> dict[str, Run]:
+        """Return, by table, the rows of some commits, oldest first, merged with the runs `below` and `above` them."""
+        for commit in commits:  # rows of unknown tables would be lost silently
+            require_declared(commit.sections, self.tables)
         rows = {}
         for table, schema in self.tables.items():
-            runs = [*([below[table]] if table in below else []), *_runs_of(schema, commits)]
+            found = [below.get(table), *(commit.run_of(schema) for commit in commits), above.get(table)]
+            runs = [run for run in found if run is not None]
             if runs:
                 rows[table] = merge_runs(runs, drop_deletes=drop_deletes)
         return rows
-
-    def merged(self, older: Commit, newer: Mapping[str, Run]) -> dict[str, Run]:
-        """Return, by table, the writes of a commit and of those after it; raises as `rows`."""
-        self._require_tables_of([older])
-        merged = {}
-        for table, schema in self.tables.items():
-            runs = [*_runs_of(schema, [older]), *([newer[table]] if table in newer else [])]
-            if runs:
-                merged[table] = merge_runs(runs, drop_deletes=False)
-        return merged
-
-    def _require_tables_of(self, commits: Sequence[Commit]) -> None:
-        """Check that all tables of commits are known: rows of others would be lost silently."""
-        for commit in commits:
-            require_declared(commit.sections, self.tables)
-
-
-def _runs_of(schema: TableSchema, commits: Sequence[Commit]) -> list[Run]:
-    return [run for commit in commits if (run := commit.run_of(schema)) is not None]
 
 
 #: How much of a chain of commits is restored at a time; takes a few times this in memory.
@@ -297,7 +288,8 @@ class ObjectCommitLog:
         """Encode and carry a commit, or start to store it. `parent`: its base's properties. Raises `StateLostError`."""
         lineage = self.snapshots.notes.apply_to(Lineage.of(parent))
         if lineage.since:
-            runs = self._commits.merged(self._carried_commit(lineage.since[-1]), runs)
+            carried = self._carried_commit(lineage.since[-1])
+            runs = self._commits.rows([carried], above=runs, drop_deletes=False)
         covered = Lineage(lineage.chain, (*lineage.since, pointer), lineage.last)
         data, entry = self._commits.encode(pointer, covered, runs)
         if data.size <= self.carried_bytes and len(covered.since) <= _VERSIONS_CARRIED:
