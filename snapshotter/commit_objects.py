@@ -1,4 +1,4 @@
-"""Commits as stored files: made, fetched, checked and read; nothing larger than a header declares is ever asked for."""
+"""Commits as stored files: encodes, fetches, checks and reads them; never allocates more than a header declares."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Header(Lineage):
     def require(self, header: Fields) -> None:
         super().require(header)
         if self.rows.keys() != self.plain_bytes.keys():
-            header.refuse("declares other tables than it holds")
+            header.refuse("declares tables that it does not hold, or lacks some of them")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _commit(
     if (header.pointer, header.shard) != (pointer, shard):
         refuse_stray(source, pointer=header.pointer, shard=header.shard)
     if header.rows.keys() != stored.sections.keys():
-        refuse(source, "declares other tables than it holds")
+        refuse(source, "declares tables that it does not hold, or lacks some of them")
     most = stored.size_bytes * stored_file.EXPANSION_MAX
     if sum(header.plain_bytes.values()) > most:
         refuse(source, "declares more bytes than it can hold", most=most)
@@ -142,11 +142,11 @@ class CommitObjects:
         return data, ChainEntry(KIND, pointer, data.size, digest, sum(plain_bytes.values()))
 
     def decode_carried(self, data: bytes, pointer: Pointer) -> Commit:
-        """Return a commit that the query's pointer carries; raises as `read_commit`."""
+        """Return a commit that the query's pointer carries; raises the errors of `read_commit`."""
         return read_commit(data, self.shard.prefix, pointer, f"the commit that the query carries as {pointer}")
 
     def newest(self, pointer: Pointer, carried: bytes | None) -> Commit:
-        """Return the commit that the query's pointer names, or carries; raises as `fetch_newest`."""
+        """Return the commit that the query's pointer names, or carries; raises the errors of `fetch_newest`."""
         return self.fetch_newest(pointer) if carried is None else self.decode_carried(carried, pointer)
 
     def fetch_newest(self, pointer: Pointer) -> Commit:
@@ -186,7 +186,7 @@ class CommitObjects:
         return rows
 
     def merged(self, older: Commit, newer: Mapping[str, Run]) -> dict[str, Run]:
-        """Return, by table, the writes of a commit and of those after it; raises as `rows`."""
+        """Return, by table, the writes of a commit and of those after it; raises the errors of `rows`."""
         self._require_tables_of([older])
         merged = {}
         for table, schema in self.tables.items():
@@ -196,7 +196,7 @@ class CommitObjects:
         return merged
 
     def _require_tables_of(self, commits: Sequence[Commit]) -> None:
-        """Check that all tables of commits are known: rows of others would be lost silently."""
+        """Check that all tables of commits are known: rows of unknown ones would be lost silently."""
         for commit in commits:
             require_declared(commit.sections, self.tables)
 

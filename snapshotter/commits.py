@@ -132,7 +132,7 @@ class ObjectCommitLog:
         return self._commits.decode_carried(self.carried[pointer], pointer)
 
     def write_snapshot(self, backend: Backend, pointer: Pointer) -> tuple[ChainEntry, Manifest]:
-        """Store a version held by `backend`; raises as `Snapshots.frozen` and `Snapshots.store`."""
+        """Store a version held by `backend`; raises the errors of `Snapshots.frozen` and `Snapshots.store`."""
         assert self.backend_name is not None
         with self.snapshots.frozen(backend, pointer) as frozen:
             return self.snapshots.store(frozen, self.backend_name)
@@ -141,7 +141,7 @@ class ObjectCommitLog:
 
     @contextmanager
     def restore(self, pointer: Pointer, held: Collection[Pointer] = ()) -> Iterator[RestoredVersion]:
-        """Read a version, or an older one on the way to it, but not what the newest of the `held` versions has."""
+        """Read a version, or an older one on the way to it, without what the newest `held` version already has."""
         is_carried = pointer in self.carried
         commit = self._carried_commit(pointer) if is_carried else self._commits.fetch_newest(pointer)
         with ExitStack() as folders:
@@ -194,7 +194,7 @@ class ObjectCommitLog:
                     before = self._around(chain, commit)
                 except CorruptionError as exc:
                     damage.add_note(f"nor can the version be restored without that snapshot: {exc}")
-                    raise damage from damage.__cause__  # which tells a look-up what is gone from what is damaged
+                    raise damage from damage.__cause__  # a look-up distinguishes missing from damaged
                 later = (*chain[1:], *later)
                 chain, commit = before
         if damage is not None:

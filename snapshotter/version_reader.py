@@ -29,7 +29,7 @@ from holdfast import clock
 from holdfast.backends import local_files
 from holdfast.backends.base import MAX_HASH, Pointer, View
 from holdfast.backends.block_io import write_at
-from holdfast.backends.frozen_files import FrozenFiles, Place
+from holdfast.backends.frozen_files import ByteRange, FrozenFiles
 from holdfast.backends.registry import find_backend
 from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
 from holdfast.backends.run_stack import merge_over, merge_prefixes, scan_runs
@@ -94,15 +94,15 @@ class StoredFiles(FrozenFiles):
                     write_at(out, data, at)
                     self._here.add(part.key)
 
-    def bring(self, places: Sequence[Place]) -> None:
+    def bring(self, places: Sequence[ByteRange]) -> None:
         # Compressed objects cannot be read in ranges.
-        whole: list[Place] = []
-        ranges: list[tuple[SnapshotFile, Part, int, Place]] = []
+        whole: list[ByteRange] = []
+        ranges: list[tuple[SnapshotFile, Part, int, ByteRange]] = []
         with self._lock:
             for place in places:
                 file = self._files[place.name]
                 for part, at, size in self._pieces(file, place.start, min(place.end, file.size_bytes)):
-                    piece = Place(place.name, max(place.start, at), min(place.end, at + size))
+                    piece = ByteRange(place.name, max(place.start, at), min(place.end, at + size))
                     if part.key not in self._here and part.size_bytes <= size:
                         whole.append(piece)
                     elif part.key not in self._here:
@@ -117,7 +117,7 @@ class StoredFiles(FrozenFiles):
         part, _, size = piece
         return memoryview(fetch_part(self._shard, part, size))
 
-    def _range(self, wanted: tuple[SnapshotFile, Part, int, Place]) -> memoryview:
+    def _range(self, wanted: tuple[SnapshotFile, Part, int, ByteRange]) -> memoryview:
         _, part, at, piece = wanted
         try:
             return self._shard.get_range(part.key, piece.start - at, piece.end - at)
@@ -172,15 +172,15 @@ class VersionReader:
         self._lock = threading.Lock()
 
     def find(self, at: At, table: str, prefixes: Keys) -> Run:
-        """Return the live rows that begin with one of some prefixes."""
+        """Return the live rows that begin with one of `prefixes`."""
         return self.of_keys(table, prefixes).at(at)
 
     def of_keys(self, table: str, prefixes: Keys) -> KeyReader:
-        """Return a reader of some keys in one version after the other."""
+        """Return a reader that looks up these keys in several versions, one after the other."""
         return KeyReader(self, table, prefixes)
 
     def scan(self, at: At, table: str, first_hash: int = 0) -> Iterator[Run]:
-        """Yield the live rows from a hash on, ascending by it; a repeated scan bypasses a damaged snapshot."""
+        """Yield the live rows from a hash on, ascending by hash; a repeated scan bypasses a damaged snapshot."""
         newest, schema = self.newest(at), self.tables[table]
         written = [one.run_of(schema) for one in (*self.commits(newest.lineage.commits), newest)]
         writes = [run.slice(first_hash, MAX_HASH) for run in written if run is not None]
@@ -199,7 +199,7 @@ class VersionReader:
             raise
 
     def newest(self, at: At) -> Commit:
-        """Return the commit of a version, whose lineage names its other objects; raises as `find`."""
+        """Return the commit of a version, whose lineage names its other objects; raises the errors of `find`."""
         if at.carried is not None:
             return self._commits.decode_carried(at.carried, at.pointer)
         with self._lock:
@@ -207,11 +207,11 @@ class VersionReader:
         return kept or self._keep(self._commits.fetch_newest(at.pointer))
 
     def commits(self, entries: Iterable[ChainEntry]) -> Iterator[Commit]:
-        """Yield commits that a chain names; raises as `find`."""
+        """Yield commits that a chain names; raises the errors of `find`."""
         return ahead(self._executor, self.commit, entries)
 
     def commit(self, entry: ChainEntry) -> Commit:
-        """Return a commit that a chain names; raises as `find`."""
+        """Return a commit that a chain names; raises the errors of `find`."""
         with self._lock:
             kept = self._kept.get(entry)
         return kept or self._keep(self._commits.fetch(entry))
@@ -245,7 +245,7 @@ class VersionReader:
         return self._views[snapshot][0]
 
     def rows_around(self, at: At, table: str, snapshot: ChainEntry, damage: CorruptionError) -> list[Run]:
-        """Return all live rows of a version whose snapshot is damaged, from older objects; raises as `find`."""
+        """Return all live rows of a version whose snapshot is damaged, from older objects; see `find` for errors."""
         self._give_up(snapshot, damage)
         return self._rows_around(at, table)
 
@@ -280,7 +280,7 @@ class KeyReader:
         self._found: dict[ChainEntry, list[Run]] = {}
 
     def at(self, at: At) -> Run:
-        """Return the live rows of the keys in a version; raises as `VersionReader.find`."""
+        """Return the live rows of the keys in a version; raises the errors of `VersionReader.find`."""
         newest = self._reader.newest(at)
         lineage = newest.lineage
         for commit in self._reader.commits(entry for entry in lineage.commits if entry not in self._found):

@@ -4,7 +4,7 @@
 
     _queries/<state id>.locations/<number>      a fence, of which the newest counts
 
-Anybody who writes to the state directory may have put the text: readers check the location before they trust it
+Anyone with write access to the state directory may have written the text: readers check the location before use
 (`holdfast.spark_integration.lookup.places`).
 """
 
@@ -37,7 +37,7 @@ class NotedLocation(Stored):
     state_id: Annotated[str, QUERY_ID]  #: The id in the query's pointers and records
     query_id: Annotated[str, QUERY_ID]  #: Spark's id of the query: a clone's is another one
     location: str  #: As Spark writes it
-    host: Annotated[str, _HOST]  #: Of the driver, which a local path is a path of
+    host: Annotated[str, _HOST]  #: Of the driver; a local path is on this machine
 
     def require(self, header: Fields) -> None:
         """Refuse a location without showing it: it may hold credentials, or what a terminal obeys."""
@@ -48,9 +48,9 @@ class NotedLocation(Stored):
 
 
 def _require_notable(location: str) -> None:
-    """Raise `InvalidArgumentError` if this is no location of a query, or holds credentials."""
+    """Raise `InvalidArgumentError` if this is not a query's location, or holds credentials."""
     if not _LOCATION.fullmatch(location):
-        raise InvalidArgumentError("a location has 1 to 2,048 characters, and none of them controls a terminal")
+        raise InvalidArgumentError("a location has 1 to 2,048 characters, without control characters")
     parse_url(location)
 
 
@@ -60,10 +60,10 @@ def note_location(storage: ObjectStorage, noted: NotedLocation) -> None:
     fence = _fence(storage, noted.state_id)
     for _ in looks(fence.url):
         number, data = fence.newest()
-        with suppress(CorruptionError):  # of which the next one takes the place
+        with suppress(CorruptionError):  # the next note replaces it
             if data is not None and _read(fence, number, data, noted.state_id) == noted:
                 return
-        with suppress(ConflictError):  # another driver was faster: look what it says
+        with suppress(ConflictError):  # another driver was faster: read its note
             fence.delete(fence.old(fence.take(number + 1, stored_file.encode(KIND, noted.to_json())[0])))
             return
 

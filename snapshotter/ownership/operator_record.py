@@ -46,7 +46,7 @@ class OperatorRecord(Stored):
     schemas: Mapping[str, Annotated[list[str], 2]]  #: By table: key and value schema; see `holdfast.backends.schema`
     #: How many versions back the query could return when the record was written; its claims have newer numbers
     retained_versions: PositiveInt
-    configuration: Mapping[str, str]  #: What the operator's API lets nobody change at a restart
+    configuration: Mapping[str, str]  #: What the operator's API allows no restart to change
 
     @classmethod
     def of(
@@ -89,7 +89,7 @@ def declare_operator(storage: ObjectStorage, record: OperatorRecord) -> Operator
 
 
 def _require_no_location(storage: ObjectStorage) -> None:
-    """Refuse to keep state where Spark keeps a query: an operator called ``state`` would share Spark's folder."""
+    """Refuse a checkpoint location as state directory: an operator called ``state`` would share Spark's folder."""
     try:
         storage.get("metadata")
     except NotFoundError:

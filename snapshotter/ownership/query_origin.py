@@ -5,8 +5,8 @@
     _queries/<query id>
     _queries/<original's id>.fills      the id of its clone, which alone fills the directories here that name it
 
-Whoever restores or clones writes it before anything else in the state directory, so that a stopped attempt's leftovers
-can be told from others' objects. A query without such an object was neither.
+A restore or clone writes it before anything else in the state directory, so that a stopped attempt's leftovers
+can be distinguished from other objects. A query without such an object was neither restored nor cloned.
 
 A restored query's records name it, but those of all clones name the original. So a state directory takes one clone of a
 query: the first to put the second object, if absent.
@@ -28,7 +28,7 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 KIND = "origin"
 #: No operator has this name.
 FOLDER = "_queries"
-#: Holds a savepoint below a query's id, while that is made by rescaling another one; nor has an operator this name.
+#: Holds, below a new query's id, its savepoint during a rescale. No operator has this name.
 RESCALING = "_rescaling"
 _FILLS = ".fills"
 _DIRECTORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}(@[A-Za-z0-9-]{1,64})?")
@@ -63,7 +63,7 @@ class QueryOrigin(Stored):
 
     @property
     def first_batch(self) -> int:
-        """The first micro-batch that it ran itself: a restore writes one, and a clone has those of its original."""
+        """The first micro-batch that it ran itself: those before are a restore's, or a clone's original's."""
         return self.batch_id + 1 if self.is_clone else 1
 
     @property

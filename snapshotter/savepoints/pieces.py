@@ -1,8 +1,8 @@
 """Pieces: the rows of a savepoint, in runs that any Arrow reader opens.
 
-A piece is a stored file whose only section, at its begin, is an Arrow IPC stream with one record batch and LZ4 buffers:
-``pyarrow.ipc.open_stream``, Polars and DuckDB read it as it is. Its columns are those of a run (FORMAT.md section 2),
-all of the table's, whichever of them a row was written with.
+A piece is a stored file whose only section, at its beginning, is an Arrow IPC stream with one record batch and LZ4
+buffers: ``pyarrow.ipc.open_stream``, Polars and DuckDB read it as it is. It has the columns of a run (FORMAT.md section
+2): all of the table's, whichever of them a row was written with.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from holdfast.snapshotter.savepoints.manifest import PIECE_BYTES_MAX, Piece
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
 KIND = "piece"
-#: Of a piece's rows, unpacked and on the average: what a task holds twice.
+#: Average unpacked size of a piece's rows; a task holds it twice.
 PIECE_BYTES = 64 << 20
-#: Of a piece's id, how many say who makes its savepoint.
+#: How many digits of a piece's id identify the maker of its savepoint.
 MAKER_DIGITS = 8
 _ROWS_MAX = (1 << 31) - 1
 _NAME_BYTES_MAX = 100
@@ -43,7 +43,7 @@ class _Header(Stored):
 
 
 def folder_of(operator: str, table: str) -> str:
-    """Return the folder of a table's pieces below the savepoint, escaped: a variable's name may not fit into a key."""
+    """Return the folder of a table's pieces below the savepoint, escaped: not every variable's name is a valid key."""
     name = quote(table, safe="")
     if len(name) > _NAME_BYTES_MAX:
         name = f"{name[:_NAME_BYTES_MAX]}-{xxhash.xxh3_64_hexdigest(table.encode())}"

@@ -77,7 +77,7 @@ def find_savepoint(target: ObjectStorage, name: str) -> Savepoint | None:
 
 
 def require_free(target: ObjectStorage, name: str) -> None:
-    """Check that there is no savepoint of a name. Raises `ConflictError` if there is one."""
+    """Raise `ConflictError` if there is a savepoint of this name."""
     if find_savepoint(target, name) is not None:
         raise ConflictError(
             "there is a savepoint of this name: choose another, or delete it first", name=name, storage=target.url
@@ -230,7 +230,7 @@ def _abort_uploads(folder: PrefixedStorage) -> int:
 
 
 @dataclass(frozen=True)
-class Making:
+class SavepointWriter:
     """A savepoint in the making; its objects go into `folder`, and the ids of its pieces begin with its own."""
 
     folder: PrefixedStorage
@@ -260,7 +260,7 @@ class Making:
         self._delete_own(listed, savepoint.keys)
 
     def _require(self, sizes: Mapping[str, int], listed: Iterable[ObjectInfo]) -> None:
-        """Raise `ConflictError` if an object is not there with its size."""
+        """Raise `ConflictError` unless every object exists with its size."""
         found = {info.key: info.size_bytes for info in listed}
         missing = next((key for key, size_bytes in sizes.items() if found.get(key) != size_bytes), None)
         if missing is not None:
@@ -286,7 +286,7 @@ class Making:
             )
 
 
-def making(target: ObjectStorage, name: str) -> Making:
+def begin_savepoint(target: ObjectStorage, name: str) -> SavepointWriter:
     """Begin a savepoint. Raises `ConflictError` if there is one of this name."""
     require_free(target, name)
-    return Making(savepoint_folder(target, name))
+    return SavepointWriter(savepoint_folder(target, name))

@@ -74,7 +74,7 @@ class SnapshotFile(Stored):
     parts: tuple[Part, ...]  #: In the order of their bytes
 
     def require_parts(self, part_bytes: int, header: Fields) -> None:
-        """Refuse a file that does not fit its parts, which hold that many bytes of it each."""
+        """Refuse a file whose size does not match its parts of `part_bytes` each."""
         if len(self.parts) != number_of_parts(self.size_bytes, part_bytes):
             header.refuse(f"names a file of {self.size_bytes} bytes that cannot lie in {len(self.parts)} parts")
         for part, size_bytes in self.sizes_of_parts(part_bytes):

@@ -5,7 +5,7 @@
     backend.freeze(17-9f3c) ─▶ links in uploading/<id>/ ─▶ parts that are not stored yet ─▶ manifest ─▶ note
     manifest ─▶ parts ─▶ restoring/<id>/, verified ─▶ backend.thaw(17-9f3c)
 
-Both folders lie in the shard's local directory. Links keep the files while they are uploaded, even if the version is
+Both folders are in the shard's local directory. Links keep the files while they are uploaded, even if the version is
 dropped. A process locks the folder it uses; `Snapshots.remove_leftovers` sweeps what killed processes left.
 
 ``<shard directory>/snapshots/<version>-<commit id>`` tells every process of the executor that this version has a
@@ -280,7 +280,7 @@ class SnapshotNotes:
         there = {*local_files.list_folder(self._folder)}
         noted = [self._read(pointer) for pointer in lineage.versions if str(pointer) in there]
         entries = {note.entry.pointer: note.entry for note in noted if note is not None}
-        return lineage.standing_on(entries) if entries else lineage
+        return lineage.with_snapshots(entries) if entries else lineage
 
     def note_of(self, entry: ChainEntry) -> SnapshotNote | None:
         """Return the note of a snapshot; None if it is gone or belongs to another."""
@@ -457,7 +457,7 @@ class Snapshots:
 
 @dataclass(frozen=True)
 class SnapshotPolicy:
-    """When the background writes a snapshot of a shard: as soon as one of these is reached."""
+    """When a shard's snapshot is due: as soon as one of these limits is reached."""
 
     max_commits: int = 20  #: Commit objects since the last snapshot
     #: Bytes of these. None follows the state: as many as the snapshot has, and `MIN_BYTES` at least.
@@ -484,7 +484,7 @@ class SnapshotPolicy:
         return self._is_longer(lineage, _FULL, self._bearable_bytes(lineage))
 
     def _bearable_bytes(self, lineage: Lineage) -> int:
-        """Return the bytes whose multiples delay or fail a commit; early snapshots must not cause early failures."""
+        """Return the bytes whose multiples delay or fail commits; snapshots due earlier must not fail them earlier."""
         return max(self.max_bytes or 0, _bytes_of_state(lineage))
 
     def _is_longer(self, lineage: Lineage, times: int, wanted_bytes: int) -> bool:

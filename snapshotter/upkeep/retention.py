@@ -85,7 +85,7 @@ class History:
         return links(self.headers.commit(self.listing.objects[link.key]).lineage.chain)
 
     def commit_before(self, link: Link) -> Link | None:
-        """Return the commit object before a commit, if history reaches it; raises as `before`."""
+        """Return the commit object before a commit, if history reaches it; raises the errors of `before`."""
         if not self.is_there(link):
             return None
         last = self.headers.commit(self.listing.objects[link.key]).lineage.last
@@ -140,7 +140,7 @@ class History:
         return found
 
     def chain_of(self, stored: StoredObject) -> tuple[Link, ...]:
-        """Return the chain of a stored commit or snapshot, itself included; raises as `before`."""
+        """Return the chain of a stored commit or snapshot, itself included; raises the errors of `before`."""
         own = Link(stored.key, stored.kind, stored.version)
         return (*self.before(own), own) if own.kind == "commit" else (own,)
 
@@ -150,7 +150,7 @@ def _newest_commit(chain: tuple[Link, ...], horizon: int) -> Link | None:
 
 
 def needed_from(chain: tuple[Link, ...], horizon: int, history: History) -> int:
-    """Return the lowest version number that the query needs to return to `horizon`; 0 if no commit tells."""
+    """Return the lowest version number that the query needs to return to `horizon`; 0 if no commit determines it."""
     chains = history.chains(chain, horizon)
     anchor = _newest_commit(chains[-1], horizon) if chains else None
     if anchor is None:

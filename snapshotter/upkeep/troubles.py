@@ -1,4 +1,4 @@
-"""Failures, reported in durable storage for everybody, whichever executor failed.
+"""Failures, reported in durable storage, whichever executor failed.
 
 ::
 
@@ -59,8 +59,8 @@ class Troubles:
     def __init__(self, shard: PrefixedStorage) -> None:
         self._shard = shard
 
-    def tell(self, what: str, error: Exception, in_a_row: int, host: str, now_ms: int) -> None:
-        """Report a failure in place of the previous one of its kind; if that cannot be deleted, store nothing."""
+    def report(self, what: str, error: Exception, in_a_row: int, host: str, now_ms: int) -> None:
+        """Store a report in place of the previous one of its kind; if that cannot be deleted, store nothing."""
         older = [info.key for info in self._shard.list("troubles/") if _is_about(info.key, what)]
         if older:
             self._shard.delete(older)

@@ -126,6 +126,6 @@ def reported(
 
 def _report(log: ObjectCommitLog, batch_id: int, error: Exception, now_ms: int) -> None:
     try:
-        Troubles(log.objects).tell(of_batch(batch_id), error, 1, socket.gethostname(), now_ms)
+        Troubles(log.objects).report(of_batch(batch_id), error, 1, socket.gethostname(), now_ms)
     except HoldfastError as unheard:
         _log.warning("the failure of micro-batch %d cannot be recorded: %s", batch_id, unheard)

@@ -77,11 +77,11 @@ class SourceOptions:
         return cls(location, replaces, settings, options)
 
     def open_decisions(self) -> tuple[ObjectStorage, int]:
-        """Return the storage of decisions, to be closed, and how many are kept."""
+        """Open the storage of decisions, which the caller closes; return it with the number of decisions to keep."""
         return decisions_storage(self._parsed, self.settings), self._parsed.retained_versions
 
     def open_location(self) -> ObjectStorage:
-        """Return the storage of Spark's checkpoint location, to be closed."""
+        """Open the storage of Spark's checkpoint location, which the caller closes."""
         return open_storage(self.location, parse_storage_options(self._parsed.storage_values(self.settings)))
 
     @cached_property

@@ -37,7 +37,7 @@ from holdfast.spark_integration.sinks.writing import prepared_of, write_attempt
 from holdfast.spark_integration.spark_state.query_location import QueryLocation
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.spark_versions import require_arrow_streams, stream_arrow_writer
-from holdfast.spark_integration.transport.python_stage import Awaited
+from holdfast.spark_integration.transport.python_stage import ImmediateAcks
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -117,7 +117,7 @@ class Written(WriterCommitMessage):
     begun: Begun
 
 
-class StreamWriter(Awaited, _SparksWriter):
+class StreamWriter(ImmediateAcks, _SparksWriter):
     """Writes one micro-batch; travels to the workers without credentials."""
 
     def __init__(self, sink: TwoPhaseSink, options: SourceOptions, schema: pa.Schema) -> None:

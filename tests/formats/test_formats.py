@@ -291,7 +291,7 @@ def test_a_failure_that_a_newer_release_reported_is_shown(root: Path, storage: O
     """With more fields as it is, of a newer version as one that cannot be read."""
     history = ShardHistory(storage)
     history.grow(None, 1)
-    Troubles(PrefixedStorage(storage, SHARD)).tell("snapshot", UnavailableError("the disk is full"), 3, "host-1", 0)
+    Troubles(PrefixedStorage(storage, SHARD)).report("snapshot", UnavailableError("the disk is full"), 3, "host-1", 0)
     (path,) = (root / history.prefix / "troubles").iterdir()
     said = {extended: "the disk is full", raised: "the release that wrote it"}
     good = path.read_bytes()

@@ -163,7 +163,7 @@ def shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shard]:
         made = Shard(tmp_path_factory.mktemp("hostile-headers"), threads)
         take(made.storage, claimant("query"))
         take_after(made.storage, "r2", "r1", query="query")
-        Troubles(PrefixedStorage(made.storage, SHARD)).tell("snapshot", CorruptionError("it"), 1, "host", 1)
+        Troubles(PrefixedStorage(made.storage, SHARD)).report("snapshot", CorruptionError("it"), 1, "host", 1)
         made.objects = {info.key: bytes(made.storage.get(info.key)) for info in made.storage.list("totals/")}
         yield made
 

@@ -158,7 +158,7 @@ def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:
 def described(
     partition_by: Sequence[str], keys: Sequence[str], url: StorageUrl
 ) -> Callable[[pa.Table], Iterable[tuple[pa.Table, Mapping[str, Any]]]]:
-    """Return what splits rows into files and describes them; an upsert's are merged later, and stay whole."""
+    """Return the function that splits rows into described files; an upsert's rows stay together."""
 
     def split(rows: pa.Table) -> Iterable[tuple[pa.Table, Mapping[str, Any]]]:
         require_years(rows, keys, partition_by)

@@ -52,7 +52,7 @@ def _problem(t: pa.DataType) -> str | None:
     if pt.is_timestamp(t):
         if t.unit == "us" and t.tz in (None, "UTC"):
             return None
-        return "is no timestamp of microseconds, in UTC or without a zone: cast it"
+        return "is not a timestamp in microseconds, in UTC or without a zone: cast it"
     if pt.is_decimal128(t):
         return None if 0 <= t.scale <= t.precision else "has digits that Spark's decimals have not: cast it"
     if pt.is_duration(t):
@@ -183,7 +183,7 @@ def _newest(fence: Fence) -> Writers:
         fields.refuse("names an invalid sink or query", name=wrong[:1])
     columns = fields.text_or_none("columns")
     if columns is not None and len(queries) > 1:
-        fields.refuse("has several sinks below a URL that one has for itself", sinks=", ".join(sorted(queries)))
+        fields.refuse("lists several sinks at a URL that belongs to one", sinks=", ".join(sorted(queries)))
     try:
         return Writers(number, queries, None if columns is None else decode_schema(columns))
     except (pa.ArrowException, OSError, ValueError, TypeError):

@@ -259,7 +259,7 @@ class Manifests(FileTarget):
         shown = {(one["attempt"], one["number"]) for one in self.read(within).to_pylist() if one["batch"] == batch_id}
         if shown != {(each.attempt, number) for each in prepared for number in range(each.count)}:
             raise StateLostError(
-                "the sink shows other files for this micro-batch, or had ended it without any",
+                "the sink shows different files for this micro-batch, or ended it without files",
                 batch=batch_id,
                 sink=self._sink,
                 manifest=within.name,
@@ -287,7 +287,7 @@ class Manifests(FileTarget):
         said = (fields.text("sink"), fields.text("query_id"))
         ranged = (fields.number("level"), fields.number("first"), fields.number("last"))
         if said != (self._sink, self._query_id) or ranged != (manifest.level, manifest.first, manifest.last):
-            fields.refuse("is of other micro-batches than its name says")
+            fields.refuse("covers other micro-batches than its name says")
 
         def accept(columns: pa.Schema) -> None:
             if not columns.equals(FILES):

@@ -220,7 +220,7 @@ def handle_of(attempt: str, notes: int, files: Iterable[DataFile]) -> Handle:
 
 @dataclass(frozen=True)
 class PreparedAttempt:
-    """A handle, read."""
+    """A parsed handle."""
 
     attempt: str
     notes: int  #: How many it has
@@ -235,7 +235,7 @@ class PreparedAttempt:
 
 
 def attempts_of(handles: Iterable[Handle], batch_id: int | None = None) -> list[PreparedAttempt]:
-    """Return the attempts that handles name. Raises `CorruptionError` if one is malformed or of another micro-batch."""
+    """Return the attempts that handles name. Raises `CorruptionError` for malformed ones, or another micro-batch's."""
     found = []
     for handle in handles:
         fields = Fields(handle, "a handle", "attempt", "notes", "count", "digest", "files")
@@ -257,7 +257,7 @@ def _files(fields: Fields, attempt: str, first: int) -> list[DataFile]:
 
 
 class Attempts:
-    """A query's attempts below a sink's URL; in `folder` files stay, None if the target takes over their rows."""
+    """A query's attempts below a sink's URL. `folder` keeps their files; None if the target takes over the rows."""
 
     def __init__(self, storage: ObjectStorage, query: SinkQuery, folder: str | None) -> None:
         self.storage, self._query = storage, query
@@ -369,7 +369,7 @@ class Attempts:
         fields = Fields(stored.header, source, "sink", "query_id", "attempt", "number", "first_file", "files")
         owner = (fields.text("sink"), fields.text("query_id"), fields.text("attempt"), fields.number("number"))
         if owner != (self._query.sink, self._query.query_id, attempt, number):
-            fields.refuse("is of another attempt than its name says")
+            fields.refuse("belongs to a different attempt than its name says")
         return _files(fields, attempt, fields.number("first_file", limit=_NUMBERS))
 
     def _key(self, attempt: str, number: int) -> str:
@@ -402,7 +402,7 @@ class FileTarget(ABC):
 
     @abstractmethod
     def has(self, batch_id: int, prepared: Sequence[PreparedAttempt], listed: Sequence[ObjectInfo]) -> bool:
-        """Tell whether a micro-batch is visible, made of these attempts. Raises `StateLostError` if of others."""
+        """Tell whether a micro-batch of these attempts is visible. Raises `StateLostError` if one of others is."""
 
     @abstractmethod
     def show(self, batch_id: int, prepared: Sequence[PreparedAttempt], files: Sequence[DataFile]) -> None:

@@ -97,7 +97,7 @@ def check_schema(schema: pa.Schema, topic: str | None) -> None:
     if "value" not in names:
         raise SchemaMismatchError("a Kafka message needs the column value", columns=", ".join(names))
     if topic is None and "topic" not in names:
-        raise InvalidArgumentError("which topic? pass one to sinks.kafka, or add a column topic")
+        raise InvalidArgumentError("no topic is given: pass one to sinks.kafka, or add a column topic")
     if topic is not None and "topic" in names:
         raise InvalidArgumentError("sink and rows both have a topic; drop the column, or the argument of sinks.kafka")
 

@@ -119,7 +119,7 @@ def test_inspect_shows_operators_and_sizes(root: Path, shard: ShardHistory, stor
 def test_inspect_shows_what_fails_in_the_background(root: Path, shard: ShardHistory, storage: ObjectStorage) -> None:
     """How far behind snapshots are, and why; nothing that is over."""
     troubles = Troubles(PrefixedStorage(storage, shard.prefix))
-    troubles.tell("snapshot", UnavailableError("over [red]long[/] ago"), 3, "host-1", 0)
+    troubles.report("snapshot", UnavailableError("over [red]long[/] ago"), 3, "host-1", 0)
     age(root)
     last = shard.grow(None, 3)[-1]
     shard.snapshot(last)
@@ -129,8 +129,8 @@ def test_inspect_shows_what_fails_in_the_background(root: Path, shard: ShardHist
     time.sleep(0.01)  # the store's clock has milliseconds
     shard.grow(last, 7)
     for n in (1, 2):
-        troubles.tell("snapshot", UnavailableError("the disk of [red]moon[/] is full"), n, "host-2", 0)
-    troubles.tell("clean-up", CorruptionError("commits/7-aa is missing"), 9, "host-3", 0)
+        troubles.report("snapshot", UnavailableError("the disk of [red]moon[/] is full"), n, "host-2", 0)
+    troubles.report("clean-up", CorruptionError("commits/7-aa is missing"), 9, "host-3", 0)
     (operator,) = document("inspect", root, status=1)["operators"]
     assert operator["shards"][0]["commits_since_snapshot"] == 7
     told = {t["what"]: (t["in_a_row"], t["host"], t["error"]) for t in operator["troubles"]}

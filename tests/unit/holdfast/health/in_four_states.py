@@ -33,7 +33,7 @@ def make(root: Path, state: str, shards: int = 4) -> Path:
     if state == "failing":
         with open_storage(str(root)) as storage:
             told = Troubles(PrefixedStorage(storage, "totals/shard-0002"))
-            told.tell(of_batch(42), ValueError("could not convert string to float: 'n/a'"), 1, "host-1", now_ms)
+            told.report(of_batch(42), ValueError("could not convert string to float: 'n/a'"), 1, "host-1", now_ms)
     driver = {"stopped": ENDED, "stale": None}.get(state, THIS)
     claim(root, seen_ms, started_ms=seen_ms - 7_200_000, driver=driver)
     return root

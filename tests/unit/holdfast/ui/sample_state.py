@@ -29,7 +29,7 @@ def make(root: Path, shards: int = 24) -> Path:
         for shard in range(3):
             ShardHistory(storage, f"sessions/shard-{shard:04d}").grow(None, 4, 2)
         told = Troubles(PrefixedStorage(storage, "totals/shard-0007"))
-        told.tell("snapshot", UnavailableError(f"no space left {HOSTILE}\x1b[31m"), 3, "host-1", 1_700_000_000_000)
+        told.report("snapshot", UnavailableError(f"no space left {HOSTILE}\x1b[31m"), 3, "host-1", 1_700_000_000_000)
         for batch_id in (7, 9):
             sink_logs.decide(storage, "invoices", QUERY, batch_id, {"gid": "a"}, {"gid": "b"}, rows=1_000)
         storage.put("totals/shard-0002/files/0123456789abcdef-0", b"left by an upload that nobody finished")

@@ -224,7 +224,7 @@ def test_operators_of_one_query_share_a_card(open_page: OpenPage, sample: Path, 
     shutil.rmtree(root / "totals/shard-0007/troubles")
     with open_storage(str(root)) as storage:
         told = Troubles(PrefixedStorage(storage, "sessions/shard-0001"))
-        told.tell(of_batch(7), UnavailableError("x"), 1, "host-1", 0)
+        told.report(of_batch(7), UnavailableError("x"), 1, "host-1", 0)
     claim(root, clock.now_ms() - 1_000, operator="totals")
     shown = open_page(root).get(f"/{TOKEN}/").text
     assert shown.count('<div class="health') == 1

@@ -222,7 +222,7 @@ def test_a_path_that_is_no_text_can_be_told_and_read(tmp_path: Path) -> None:
     """A local directory's name may be any bytes; the disk is full there, and nobody would hear of it."""
     with open_storage(str(tmp_path)) as storage:
         shard = PrefixedStorage(storage, "totals/shard-0003")
-        Troubles(shard).tell("snapshot", UnavailableError("the disk is full", folder="/data-\udcff"), 3, "host-1", 0)
+        Troubles(shard).report("snapshot", UnavailableError("the disk is full", folder="/data-\udcff"), 3, "host-1", 0)
         (told,) = shard.list("troubles/")
         assert read_trouble(shard, told.key).error == r"the disk is full, folder=/data-\udcff"
 
@@ -232,9 +232,9 @@ def test_of_a_shard_the_micro_batch_that_failed_last_is_kept(tmp_path: Path) -> 
     with open_storage(str(tmp_path)) as storage:
         shard = PrefixedStorage(storage, "totals/shard-0003")
         troubles = Troubles(shard)
-        troubles.tell("snapshot", UnavailableError("the disk is full"), 3, "host-1", 0)
+        troubles.report("snapshot", UnavailableError("the disk is full"), 3, "host-1", 0)
         for batch_id in (41, 42):
-            troubles.tell(of_batch(batch_id), ValueError("no number: 'x'"), 1, "host-1", 0)
+            troubles.report(of_batch(batch_id), ValueError("no number: 'x'"), 1, "host-1", 0)
         found = {batch_of(info.key): read_trouble(shard, info.key) for info in shard.list("troubles/")}
         assert {batch_id: one.what for batch_id, one in found.items()} == {None: "snapshot", 42: "micro-batch-42"}
         assert found[42].error == "ValueError: no number: 'x'"
@@ -246,7 +246,7 @@ def test_a_report_under_another_name_is_refused(tmp_path: Path) -> None:
     """A copied report of one micro-batch says nothing of another one."""
     with open_storage(str(tmp_path)) as storage:
         shard = PrefixedStorage(storage, "totals/shard-0003")
-        Troubles(shard).tell(of_batch(42), ValueError("x"), 1, "host-1", 0)
+        Troubles(shard).report(of_batch(42), ValueError("x"), 1, "host-1", 0)
         (told,) = shard.list("troubles/")
         moved = told.key.replace("-42-", "-43-")
         shard.put(moved, shard.get(told.key))
@@ -442,9 +442,9 @@ def test_shards_on_disk_of_a_killed_server_stay_for_a_day(tmp_path: Path) -> Non
         shard.mkdir(parents=True)
         ShardUse(clock).called(str(shard), in_memory=place == "memory")
     use = ShardUse(clock)
-    use.take_up(tmp_path)
+    use.count_existing(tmp_path)
     clock.ms += SILENT_MS + 1
-    use.take_up(tmp_path)
+    use.count_existing(tmp_path)
     assert use.idle() == [str(here["memory"])]
     clock.ms += KEPT_MS
     assert sorted(use.idle()) == sorted(map(str, here.values()))
@@ -460,7 +460,7 @@ def test_an_unlistable_folder_hides_no_other(tmp_path: Path, monkeypatch: pytest
         ShardUse(clock).called(str(shard), in_memory=False)
     fail_at(failing.parent, "scandir", monkeypatch, number)
     use = ShardUse(clock)
-    use.take_up(tmp_path)
+    use.count_existing(tmp_path)
     clock.ms += KEPT_MS + 1
     assert use.idle() == [str(other)]
 
