@@ -270,7 +270,7 @@ class Backend(ABC):
         """
 
     def properties(self, pointer: Pointer) -> Mapping[str, Any]:
-        """Return a version's properties without opening its rows. Raises as `view`."""
+        """Return a version's properties without opening its rows. Raises the errors of `view`."""
         with self.view(pointer) as view:
             return view.properties
 
@@ -387,7 +387,7 @@ class Backend(ABC):
 
     @abstractmethod
     def drop(self, pointers: Iterable[Pointer]) -> None:
-        """Forget versions and free what only they needed; unknown ones are fine. Open views stay good."""
+        """Drop versions and free what only they used; unknown ones are fine. Open views stay valid."""
 
     @abstractmethod
     def statistics(self) -> BackendStatistics:

@@ -8,7 +8,7 @@
     drops m                                 total → n                   n, and m in those not written since
     declares total, and an m once more      total → n, m → m#2          n, m#2, …
 
-A stored name is given once: what was dropped is never read again. Only stored names reach backends, commits and
+A stored name is used once: dropped data is never read again. Only stored names reach backends, commits and
 snapshots; a transaction translates them.
 """
 
@@ -57,7 +57,7 @@ class ColumnChanges:
 
 
 def with_columns(names: Names, stored: Collection[str], declared: Iterable[str]) -> Names:
-    """Return stored names for all declared columns; a new one gets a name that is not in `stored`, all ever used."""
+    """Return stored names for all declared columns; a new one gets a name not in `stored`, the names ever used."""
     taken, found = {*stored, *names.values()}, dict(names)
     for name in declared:
         if name not in found:
@@ -76,7 +76,7 @@ def _free(name: str, taken: Collection[str]) -> str:
 
 
 def named(schema: TableSchema, names: Mapping[str, str]) -> TableSchema:
-    """Return the value columns in `names`, renamed as it says."""
+    """Return the value columns in `names`, under the names it gives them."""
     value = pa.schema([f.with_name(names[f.name]) for f in schema.value if f.name in names])
     not_null = [c.removeprefix(VALUE_SIDE) for c in schema.not_null if c.startswith(VALUE_SIDE)]
     still = {VALUE_SIDE + names[name] for name in not_null if name in names}

@@ -33,7 +33,7 @@ _EXACT = {pa.float32(): _NUMBERS[:2], pa.float64(): _NUMBERS[:3]}
 
 
 def evolved(stored: TableSchema, declared: TableSchema) -> TableSchema:
-    """Return the schema that holds rows of `stored` and of `declared`."""
+    """Return a schema that can hold the rows of both `stored` and `declared`."""
     if stored == declared:
         return stored
     changes = [*key_changes(stored, declared), *value_changes(stored, declared)]
@@ -48,7 +48,7 @@ def evolved(stored: TableSchema, declared: TableSchema) -> TableSchema:
 
 
 def evolved_tables(stored: Mapping[str, TableSchema], declared: Mapping[str, TableSchema]) -> dict[str, TableSchema]:
-    """Return the tables that hold rows of `stored` and of `declared`; see `evolved`."""
+    """Return tables that can hold the rows of both `stored` and `declared`; see `evolved`."""
     both = {name: evolved(stored[name], schema) for name, schema in declared.items() if name in stored}
     return {**stored, **declared, **both}
 
@@ -83,7 +83,7 @@ def is_readable_as(stored: pa.DataType, declared: pa.DataType, *, exact: bool = 
 
 
 def require_readable(stored: TableSchema, held: TableSchema, *, source: str) -> None:
-    """Check that rows of one schema can be read with another, which holds all that they have."""
+    """Check that rows of one schema can be read with another, which must hold all their values."""
     if stored is held or stored.columns.equals(held.columns):
         return
     types = {field.name: field.type for field in held.value}
@@ -114,13 +114,13 @@ def project(values: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _holds(held: pa.DataType, stored: pa.DataType) -> bool:
-    """Tell whether one type has all that values of another have; the fields of structs may be in any order."""
+    """Tell whether one type can hold all values of another; the fields of structs may be in any order."""
     both = _wider(stored, held)
     return both is not None and held.equals(_wider(held, both))
 
 
 def _wider(stored: pa.DataType, declared: pa.DataType, *, exact: bool = False) -> pa.DataType | None:
-    """Return the type that holds values of both; None if stored values do not fit the declared type."""
+    """Return a type that can hold values of both; None if stored values do not fit the declared type."""
     if stored.equals(declared):
         return stored
     if pa.types.is_struct(stored) and pa.types.is_struct(declared):
@@ -155,7 +155,7 @@ def _wider_field(stored: pa.Field, declared: pa.Field, exact: bool) -> pa.Field 
 
 
 def _wider_fields(stored: list[pa.Field], declared: list[pa.Field], exact: bool) -> list[pa.Field] | None:
-    """Return the fields of a struct that holds values of both; a field that one does not have may be null."""
+    """Return the fields of a struct that can hold values of both; a field that one lacks is nullable."""
     after = {field.name: field for field in declared}
     if len({field.name for field in stored}) < len(stored) or len(after) < len(declared):
         return None  # names decide, and here they cannot
@@ -174,7 +174,7 @@ def _union(stored: pa.Schema, declared: pa.Schema) -> pa.Schema:
 
 
 def _column(column: pa.Array, t: pa.DataType) -> pa.Array:
-    """Return a column as another type that `_wider` has found, or as one that has less."""
+    """Return a column cast to a type that `_wider` found, or to one with fewer fields."""
     if column.type.equals(t):
         return column
     n, validity = len(column), _validity(column)

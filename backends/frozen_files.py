@@ -1,4 +1,4 @@
-"""A frozen version's stored files, fetched only as far as somebody reads them.
+"""A frozen version's stored files, fetched only where they are read.
 
 ::
 
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 
-class Place(NamedTuple):
-    """Bytes of a file, from `start` to `end`."""
+class ByteRange(NamedTuple):
+    """The bytes of a file from `start` to `end`."""
 
     name: str
     start: int
@@ -28,14 +28,14 @@ class Place(NamedTuple):
 class FrozenFiles(ABC):
     """The files of one frozen version; safe for many threads."""
 
-    folder: Path  #: Holds the files under their names and in their sizes; private, and of nobody else
+    folder: Path  #: Holds the files under their names and in their sizes; private, with one owner
     sizes: Mapping[str, int]  #: Bytes of each file
 
     @abstractmethod
     def require(self, name: str, start: int = 0, end: int | None = None) -> None:
         """Fetch and verify the bytes from `start` to `end`, by default the file's end."""
 
-    def bring(self, places: Sequence[Place]) -> None:
+    def bring(self, places: Sequence[ByteRange]) -> None:
         """Fetch at least these bytes, perhaps unverified: the reader verifies blocks, and calls `require` on damage."""
         for place in places:
             self.require(*place)

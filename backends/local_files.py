@@ -10,7 +10,7 @@ A process that is killed at any moment leaves whole folders and, below ``staging
 locks it (`holdfast.backends.local.folder_locks`), and the folder above ``staging``, so a leftover is a folder that
 nobody has locked.
 
-A file that two folders hold is one file with two hard links: each folder owns its link, and the file system frees the
+A file in two folders is one file with two hard links: each folder owns its link, and the file system frees the
 file with the last one. Nobody counts references.
 
 A file is **sealed** when it has been written: its time of modification is set back by one second and noted with its

@@ -1,6 +1,6 @@
 """The run: a sorted, immutable Arrow table of one state table, and the one data format of holdfast.
 
-A run holds the newest thing known of each of its keys::
+A run holds the newest row of each of its keys::
 
     hash     deleted   key.user   value.n   value.total
     uint64   bool      …          …         …
@@ -9,7 +9,7 @@ A run holds the newest thing known of each of its keys::
     0x8c…    false     "cem"      null      2.0          ← a null value is a value, not an absence
 
 * **sorted**: by (hash, key); every key occurs once.
-* **immutable**: writing makes a new run; newer runs stand above older ones and hide them.
+* **immutable**: writing makes a new run; rows of newer runs hide those of older ones.
 * **typed**: columns are stored in the types of the table's schema, variable-width ones as large types.
 
 The same bytes are a commit, a part of a version on local disk or in shared memory, and what a savepoint

@@ -166,7 +166,7 @@ def prefixes_above(below: Iterable[Run], runs: Sequence[Run], prefixes: Keys) ->
 
 
 def _rows_up_to(run: Run, below: Run) -> int:
-    """Return how many rows of `run` do not come after the last one of `below`."""
+    """Return how many rows of `run` come before or at the last row of `below`."""
     start, end = _places(run.hashes, below.hashes[-1], below.hashes[-1])
     if start == end:
         return start
@@ -190,7 +190,7 @@ def _hide(run: Run, newer: Run) -> Run:
 
 
 def scan_runs(runs: Sequence[Run], first_hash: int, last_hash: int) -> Iterator[Run]:
-    """Merge as `merge_in_stretches`, live rows only; the first rows are cheap. One hash may span several runs."""
+    """Merge like `merge_in_stretches`, but yield live rows only, the first ones cheaply; a hash may span runs."""
     for part in _stretches(runs, first_hash, last_hash, FIRST_STRETCH_BYTES):
         last = int(max(run.hashes[-1] for run in part))
         crowd = _slices(part, last, last)

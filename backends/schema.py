@@ -172,7 +172,7 @@ class Keys:
 
 
 def find_table(tables: Mapping[str, T], table: str) -> T:
-    """Return a table's entry in `tables`. Raises `NotFoundError` if there is no such table."""
+    """Return a table's entry in `tables`. Raises `NotFoundError`."""
     if table not in tables:
         raise NotFoundError("no such table: name one that the operator declares", table=table, tables=sorted(tables))
     return tables[table]

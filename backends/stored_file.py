@@ -237,7 +237,7 @@ def _require_declared(
         plain_bytes_max is not None and decoded > plain_bytes_max
     ):
         raise CorruptionError(
-            f"{source} has another size than declared", decoded_bytes=decoded, declared=plain_bytes or plain_bytes_max
+            f"{source} does not have its declared size", decoded_bytes=decoded, declared=plain_bytes or plain_bytes_max
         )
 
 
@@ -264,7 +264,7 @@ def _check_table(table: list[dict[str, Any]], end: int, expansion_max: int, sour
 def _parse_footer(text: bytes, source: str) -> dict[str, Any]:
     try:
         footer = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
-        if b"\\u" in text:  # half of a pair is no text that anybody could write or show
+        if b"\\u" in text:  # half a surrogate pair cannot be encoded or shown
             json.dumps(footer, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as exc:
         raise CorruptionError(f"{source} has an unreadable footer") from exc
@@ -282,7 +282,7 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object; refuse duplicate fields, of which readers may take either."""
+    """Return a JSON object; refuse duplicate fields, as readers may differ in which one they take."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a field occurs twice")

@@ -37,7 +37,7 @@ _HASH_BYTES = 8
 _DENSE_ROWS = 256
 
 
-class Places(NamedTuple):
+class Positions(NamedTuple):
     """Rows of a column in pieces: shape (n,) each, ascending by piece and row, no row twice."""
 
     piece: IntArray
@@ -54,18 +54,18 @@ class Spans(NamedTuple):
 class PiecedColumn(Protocol):
     """One column; see the module."""
 
-    def take(self, places: Places) -> pa.Array:
+    def take(self, places: Positions) -> pa.Array:
         """Return the values of some rows."""
 
-    def spans(self, places: Places) -> Spans | None:
-        """Return where `take` reads; of values that others lead to, where those lie. None: not known."""
+    def spans(self, places: Positions) -> Spans | None:
+        """Return the bytes that `take` reads, for indirect values those of their offsets; None if unknown."""
 
-    def inner_spans(self, places: Places) -> Spans | None:
-        """Return where the values lie that others lead to; reads those. None: there are none."""
+    def inner_spans(self, places: Positions) -> Spans | None:
+        """Return the bytes that offsets refer to, reading the offsets; None for a column without offsets."""
 
 
 def pieced(arrays: Sequence[pa.Array], memory: pa.Buffer) -> PiecedColumn:
-    """Return a column from its pieces, which lie in `memory` one after the other if it is that of a file."""
+    """Return a column from its pieces; for a file, `memory` holds them in order."""
     t = arrays[0].type
     try:
         if pa.types.is_boolean(t):
@@ -89,7 +89,7 @@ class _Loose:
     def __init__(self, arrays: Sequence[pa.Array]) -> None:
         self._arrays = arrays
 
-    def take(self, places: Places) -> pa.Array:
+    def take(self, places: Positions) -> pa.Array:
         if not len(places.row):
             return self._arrays[0].slice(0, 0)
         bounds = np.flatnonzero(np.diff(places.piece, prepend=-1, append=len(self._arrays)))
@@ -99,10 +99,10 @@ class _Loose:
         ]
         return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
-    def spans(self, _places: Places) -> Spans | None:
+    def spans(self, _places: Positions) -> Spans | None:
         return None
 
-    def inner_spans(self, _places: Places) -> Spans | None:
+    def inner_spans(self, _places: Positions) -> Spans | None:
         return None
 
 
@@ -114,18 +114,18 @@ class _Bits:
         self._starts = np.array([-1 if b is None else _start(b, memory) * 8 for b in buffers], np.int64)
         self.are_absent = bool((self._starts < 0).all())
 
-    def take(self, places: Places) -> BoolArray:
+    def take(self, places: Positions) -> BoolArray:
         starts = self._starts[places.piece]
         bits = starts + places.row
         found: BoolArray = (self._bytes[bits >> 3] >> (bits & 7).astype(np.uint8) & 1).astype(np.bool_)
         return found | (starts < 0)
 
-    def spans(self, places: Places) -> Spans:
+    def spans(self, places: Positions) -> Spans:
         begins = self._starts[places.piece] + places.row >> 3
         return Spans(begins, begins + 1)
 
 
-def _validity(bits: _Bits, places: Places) -> pa.Buffer | None:
+def _validity(bits: _Bits, places: Positions) -> pa.Buffer | None:
     valid = None if bits.are_absent else bits.take(places)
     return None if valid is None or valid.all() else _packed(valid)
 
@@ -138,14 +138,14 @@ class _Bools:
     def __init__(self, arrays: Sequence[pa.Array], memory: pa.Buffer) -> None:
         self._valid, self._bits = (_Bits(buffers, memory) for buffers in _buffers(arrays, 2))
 
-    def take(self, places: Places) -> pa.Array:
+    def take(self, places: Positions) -> pa.Array:
         buffers = [_validity(self._valid, places), _packed(self._bits.take(places))]
         return pa.Array.from_buffers(pa.bool_(), len(places.row), buffers)
 
-    def spans(self, places: Places) -> Spans | None:
+    def spans(self, places: Positions) -> Spans | None:
         return self._bits.spans(places)
 
-    def inner_spans(self, _places: Places) -> Spans | None:
+    def inner_spans(self, _places: Positions) -> Spans | None:
         return None
 
 
@@ -169,16 +169,16 @@ class _Fixed:
             bytes_ = np.frombuffer(memory, np.uint8)
             self._items = np.ndarray((len(bytes_) - self._width + 1,), f"V{self._width}", bytes_, strides=(1,))
 
-    def take(self, places: Places) -> pa.Array:
+    def take(self, places: Positions) -> pa.Array:
         found = self._items[self._starts[places.piece] + places.row * self._step]
         buffers = [_validity(self._valid, places), pa.py_buffer(found.view(np.uint8))]
         return pa.Array.from_buffers(self._type, len(places.row), buffers)
 
-    def spans(self, places: Places) -> Spans | None:
+    def spans(self, places: Positions) -> Spans | None:
         begins = (self._starts[places.piece] + places.row * self._step) * self._unit
         return Spans(begins, begins + self._width)
 
-    def inner_spans(self, _places: Places) -> Spans | None:
+    def inner_spans(self, _places: Positions) -> Spans | None:
         return None
 
 
@@ -198,7 +198,7 @@ class _Binaries:
         places = [_start(b, memory) if b is not None and b.size else at for b, at in zip(data, starts, strict=True)]
         self._data = np.array(places, np.int64)
 
-    def take(self, places: Places) -> pa.Array:
+    def take(self, places: Positions) -> pa.Array:
         n = len(places.row)
         begins, ends = self.inner_spans(places)
         # Of all bytes, in their order: a wanted value, then what lies before the next one, and so on.
@@ -209,11 +209,11 @@ class _Binaries:
         taken = parts.take(pa.array(np.arange(0, 2 * n, 2)))
         return pa.Array.from_buffers(self._type, n, [_validity(self._valid, places), *taken.buffers()[1:]])
 
-    def spans(self, places: Places) -> Spans | None:
+    def spans(self, places: Positions) -> Spans | None:
         begins = (self._offsets[places.piece] + places.row) * _WORD_BYTES
         return Spans(begins, begins + 2 * _WORD_BYTES)
 
-    def inner_spans(self, places: Places) -> Spans:
+    def inner_spans(self, places: Positions) -> Spans:
         at, first = self._offsets[places.piece] + places.row, self._data[places.piece]
         return Spans(self._words[at] + first, self._words[at + 1] + first)
 
@@ -301,7 +301,7 @@ class StretchedRun:
         return rows, is_hash
 
     def _rows_near(self, keys: Keys, file: MappedFile) -> tuple[IntArray, BoolArray] | None:
-        """Search as `_search`, but only where evenly spread hashes should be; None if one is not, or many are asked."""
+        """Search like `_search`, but only near expected places of hashes; None if that misses, or keys are many."""
         stretches = np.minimum(np.searchsorted(self._last_hashes, keys.hashes), len(self._parts) - 1)
         counts, firsts = np.diff(self._starts)[stretches], self._first_hashes[stretches]
         spread = (self._last_hashes[stretches] - firsts).astype(np.float64)
@@ -315,7 +315,7 @@ class StretchedRun:
         begins, ends = (at + row * _HASH_BYTES for row in (low, high))
         if not file.are_cached(begins):
             file.expect_look_ups()
-            file.ask_for(begins, ends + _HASH_BYTES)
+            file.prefetch(begins, ends + _HASH_BYTES)
         elif len(keys) * _DENSE_ROWS > len(self):
             return None
         hashes = np.frombuffer(self._memory, np.uint64, self._memory.size // _HASH_BYTES)
@@ -343,7 +343,7 @@ class StretchedRun:
         for step in ("spans", "inner_spans"):
             found = [spans for c in self._columns[1:] if (spans := getattr(c, step)(places)) is not None]
             if found:
-                file.ask_for(*(np.concatenate(side) for side in zip(*found, strict=True)))
+                file.prefetch(*(np.concatenate(side) for side in zip(*found, strict=True)))
 
     def _find_in_crowds(self, keys: Keys, missed: IntArray, stretches: IntArray, found: IntArray) -> None:
         for i in np.unique(stretches).tolist():
@@ -367,6 +367,6 @@ class StretchedRun:
         columns = [column.take(places) for column in self._columns[first : first + count]]
         return columns if back is None else [column.take(pa.array(back)) for column in columns]
 
-    def _places(self, rows: IntArray) -> Places:
+    def _places(self, rows: IntArray) -> Positions:
         stretches = np.searchsorted(self._starts, rows, side="right") - 1
-        return Places(stretches, rows - self._starts[stretches])
+        return Positions(stretches, rows - self._starts[stretches])

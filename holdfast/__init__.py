@@ -1,7 +1,7 @@
 """Stateful PySpark streaming, with state kept outside Spark's state store.
 
 ``import holdfast`` gives the public names below and loads none of their modules before they are used:
-``import holdfast.errors`` in a Spark worker costs neither pyspark nor pyarrow. A new public name stands
+``import holdfast.errors`` in a Spark worker costs neither pyspark nor pyarrow. A new public name goes
 in `_NAMES` and in the block for type checkers; a test keeps the two equal.
 """
 

@@ -91,7 +91,7 @@ class StateLostError(HoldfastError):
 
 
 def class_of(name: str, default: type[HoldfastError]) -> type[HoldfastError]:
-    """Return the error class of a name that came as text, `default` if there is none."""
+    """Return the error class with this name, else `default`."""
     found = globals().get(name)
     return found if isinstance(found, type) and issubclass(found, HoldfastError) else default
 

@@ -139,10 +139,10 @@ def still(found: Iterable[Report], committed: int | None) -> Iterator[Report]:
     return (one for one in found if one.batch_id is None or committed is None or one.batch_id > committed)
 
 
-def read_failures(storage: ObjectStorage, told: Iterable[Report]) -> list[Failure]:
+def read_failures(storage: ObjectStorage, of: Iterable[Report]) -> list[Failure]:
     """Read the first `SHOWN_MAX` reports. Raises `UnavailableError` if the storage does not answer."""
     found = []
-    for report in [*told][:SHOWN_MAX]:
+    for report in [*of][:SHOWN_MAX]:
         try:
             trouble = read_trouble(PrefixedStorage(storage, report.shard), report.key)
         except NotFoundError:  # over since the listing
@@ -237,7 +237,7 @@ class OperatorSigns:
         """Return the signs from a listing, the newest claim, and the record or its error."""
         newest, claim = listing.claim(), None
         if newest is not None:
-            with suppress(CorruptionError, NotFoundError):  # of which verify tells; deleted as an old one since
+            with suppress(CorruptionError, NotFoundError):  # verify reports damage; old claims are deleted
                 claim = read_claim(claims_of(storage, listing.name), newest)
         stored = (o.modified_ms for shard in listing.shards.values() for o in shard.versions)
         found = tuple(reports(listing.shards.values()))
@@ -257,7 +257,7 @@ def origin_of(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
     """Return what a query began with; None if nothing, or if unreadable."""
     try:
         return find_origin(storage, query_id)
-    except CorruptionError:  # of which the start tells
+    except CorruptionError:  # the start reports it
         return None
 
 
@@ -303,12 +303,12 @@ def runs_of(claims: Iterable[Claim], query_id: str) -> tuple[QueryRun, ...]:
     return tuple(sorted(map(_run, by_run.values()), key=lambda run: (run.seen_ms, run.started_ms)))
 
 
-def _run(told: Sequence[ClaimingRun]) -> QueryRun:
-    newest = max(told, key=lambda run: run.seen_ms)
-    at = [run.batch_id for run in told if run.batch_id is not None]
+def _run(claimed: Sequence[ClaimingRun]) -> QueryRun:
+    newest = max(claimed, key=lambda run: run.seen_ms)
+    at = [run.batch_id for run in claimed if run.batch_id is not None]
     of_driver = lives(newest.driver, 0)
     has_ended = False if of_driver or lives(newest.executor, 0) else None if of_driver is None else True
-    started_ms = min(run.started_ms for run in told)
+    started_ms = min(run.started_ms for run in claimed)
     return QueryRun(newest.run_id, started_ms, newest.seen_ms, max(at, default=None), has_ended)
 
 
@@ -495,14 +495,14 @@ def health_of(
 ) -> Health:
     """Return a query's health. `now_ms`: the time, by a clock close to the store's."""
     found, pace = judge(signs, now_ms), pace_of(signs)
-    told = list(failures)
+    known = list(failures)
     newest = next(
         (
             one
-            for one in told
+            for one in known
             if found.failure and (one.shard, one.stored_ms) == (found.failure.shard, found.failure.stored_ms)
         ),
-        next(iter(told), None),
+        next(iter(known), None),
     )
     rows, left = _rows(signs), _left(signs)
     figures: tuple[Figure, ...] = (_often(pace, signs), rows, _takes(pace, signs), left)
@@ -516,8 +516,8 @@ def health_of(
 def _often(pace: Pace, signs: Signs) -> Figure:
     name = "Micro-batches a minute"
     if pace.batches < 2 or not pace.span_ms:
-        is_told = pace.known_from or signs.log is not None
-        return Figure(name, "unknown", "fewer than two consecutive ones are known" if is_told else _NAME_IT)
+        is_known = pace.known_from or signs.log is not None
+        return Figure(name, "unknown", "fewer than two consecutive ones are known" if is_known else _NAME_IT)
     often = (pace.batches - 1) / pace.span_ms * 60_000
     value = f"{often:,.1f}" if often >= 0.1 else f"one in {duration(60_000 / often)}"
     return Figure(name, value, f"the last {pace.batches} without a pause, from {pace.known_from}")
@@ -554,7 +554,7 @@ def _left(signs: Signs) -> Figure:
     name = "Input left"
     if signs.planned:
         return Figure(name, f"micro-batch {signs.planned.batch_id:,}", "planned and not committed, in Spark's log")
-    known_from = "Spark's log has what was read; what waits, only the program knows: sources in query.lastProgress"
+    known_from = "Spark's log has what was read; only the program knows what waits: see sources in query.lastProgress"
     return Figure(name, "unknown", known_from)
 
 

@@ -60,7 +60,7 @@ class FrozenVersion:
 class RestoredVersion:
     """A version from the commit log: whole, or the writes since an older one."""
 
-    #: The version asked for. Or, if that is too much to hold at once, an older one of its lineage to make first: asked
+    #: The requested version. Or, if that is too much to hold at once, an older one of its lineage to make first: asked
     #: again with that one held, the log goes on from there.
     pointer: Pointer
     base: Pointer | None  #: The version that `runs` build on; None if they are the complete state

@@ -27,7 +27,7 @@ from holdfast.errors import ClosedError, InvalidArgumentError
 
 
 @dataclass(frozen=True)
-class Changes:
+class ChangedRows:
     """Rows of one table that a transaction has changed."""
 
     #: Written with a value, and written as deleted
@@ -37,8 +37,8 @@ class Changes:
     new: int = 0
     removed: int = 0
 
-    def __add__(self, other: Changes) -> Changes:
-        return Changes(
+    def __add__(self, other: ChangedRows) -> ChangedRows:
+        return ChangedRows(
             self.put + other.put, self.deleted + other.deleted, self.new + other.new, self.removed + other.removed
         )
 
@@ -52,7 +52,7 @@ class Measures:
     commit_ns: int = 0  #: Time to make the new version, here and in durable storage
     commit_bytes: int = 0  #: Of the commit, as it is stored; 0 without a commit log
     stored_bytes: int = 0  #: The same if the commit became an object of its own, else 0: the query's pointer carries it
-    changes: dict[str, Changes] = field(default_factory=dict)  #: By table; known once it has committed
+    changes: dict[str, ChangedRows] = field(default_factory=dict)  #: By table; known once it has committed
     monotonic_ns: Callable[[], int] = clock.monotonic_ns
     _looked_up: dict[str, list[tuple[Keys, BoolArray]]] = field(default_factory=dict)
 
@@ -93,7 +93,7 @@ class Measures:
         for table, run in runs.items():
             deleted = int(np.count_nonzero(run.deleted))
             new, removed = (len(run) - deleted, 0) if is_first else self._known(run, self._looked_up.get(table, []))
-            self.changes[table] = Changes(len(run) - deleted, deleted, new, removed)
+            self.changes[table] = ChangedRows(len(run) - deleted, deleted, new, removed)
         self._looked_up.clear()
 
     @staticmethod
@@ -119,7 +119,7 @@ def _rows_of(run: Run, keys: Keys) -> IntArray:
 class Transaction:
     """Reads of one version plus this attempt's own writes.
 
-    Made by `VersionedStore.begin`. Writes are visible to nobody before `commit`, nor after `abort`, nor if the process
+    Made by `VersionedStore.begin`. Writes are invisible before `commit`, after `abort`, and if the process
     dies. As a context manager it aborts unless it was committed. If reading the version failed, `commit` fails, too: a
     user's function may have caught the error and continued as if without state.
 
@@ -255,7 +255,7 @@ class Transaction:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Remember an error of a read of the version."""
+        """Remember an error while reading the version."""
         try:
             yield
         except Exception as exc:
@@ -277,7 +277,7 @@ class Transaction:
         return self._over(below, writes, schema)
 
     def delete_prefix(self, table: str, prefixes: Keys) -> None:
-        """Remove every row that begins with one of `prefixes`, such as all entries of some maps."""
+        """Remove every row that begins with one of `prefixes`, such as all entries of a key's map."""
         for run in self.scan_prefix(table, prefixes):
             self.delete(table, Keys(run.hashes, run.keys))
 

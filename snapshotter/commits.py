@@ -71,7 +71,7 @@ class _Header(Lineage):
     def require(self, header: Fields) -> None:
         super().require(header)
         if self.rows.keys() != self.plain_bytes.keys():
-            header.refuse("declares other tables than it holds")
+            header.refuse("declares tables that it does not hold, or lacks some of them")
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _commit(
     if (header.pointer, header.shard) != (pointer, shard):
         refuse_stray(source, pointer=header.pointer, shard=header.shard)
     if header.rows.keys() != stored.sections.keys():
-        refuse(source, "declares other tables than it holds")
+        refuse(source, "declares tables that it does not hold, or lacks some of them")
     most = stored.size_bytes * stored_file.EXPANSION_MAX
     if sum(header.plain_bytes.values()) > most:
         refuse(source, "declares more bytes than it can hold", most=most)
@@ -176,11 +176,11 @@ class CommitObjects:
         return data, ChainEntry(KIND, pointer, data.size, digest, sum(plain_bytes.values()))
 
     def decode_carried(self, data: bytes, pointer: Pointer) -> Commit:
-        """Return a commit that the query's pointer carries; raises as `read_commit`."""
+        """Return a commit that the query's pointer carries; raises the errors of `read_commit`."""
         return read_commit(data, self.shard.prefix, pointer, f"the commit that the query carries as {pointer}")
 
     def newest(self, pointer: Pointer, carried: bytes | None) -> Commit:
-        """Return the commit that the query's pointer names, or carries; raises as `fetch_newest`."""
+        """Return the commit that the query's pointer names, or carries; raises the errors of `fetch_newest`."""
         return self.fetch_newest(pointer) if carried is None else self.decode_carried(carried, pointer)
 
     def fetch_newest(self, pointer: Pointer) -> Commit:
@@ -309,7 +309,7 @@ class ObjectCommitLog:
         return self._commits.decode_carried(self.carried[pointer], pointer)
 
     def write_snapshot(self, backend: Backend, pointer: Pointer) -> tuple[ChainEntry, Manifest]:
-        """Store a version held by `backend`; raises as `Snapshots.frozen` and `Snapshots.store`."""
+        """Store a version held by `backend`; raises the errors of `Snapshots.frozen` and `Snapshots.store`."""
         assert self.backend_name is not None
         with self.snapshots.frozen(backend, pointer) as frozen:
             return self.snapshots.store(frozen, self.backend_name)
@@ -318,7 +318,7 @@ class ObjectCommitLog:
 
     @contextmanager
     def restore(self, pointer: Pointer, held: Collection[Pointer] = ()) -> Iterator[RestoredVersion]:
-        """Read a version, or an older one on the way to it, but not what the newest of the `held` versions has."""
+        """Read a version, or an older one on the way to it, without what the newest `held` version already has."""
         is_carried = pointer in self.carried
         commit = self._carried_commit(pointer) if is_carried else self._commits.fetch_newest(pointer)
         with ExitStack() as folders:
@@ -369,7 +369,7 @@ class ObjectCommitLog:
                     before = self._around(chain, commit)
                 except CorruptionError as exc:
                     damage.add_note(f"nor can the version be restored without that snapshot: {exc}")
-                    raise damage from damage.__cause__  # which tells a look-up what is gone from what is damaged
+                    raise damage from damage.__cause__  # a look-up distinguishes missing from damaged
                 later = (*chain[1:], *later)
                 chain, commit = before
         if damage is not None:

@@ -12,7 +12,7 @@ newest number may try the next; one attempt succeeds, the others read again::
     for _ in looks(storage.url):
         number, newest = fence.newest()
         ...  # what follows from it, or an error
-        with suppress(ConflictError):  # others were faster: look what they say
+        with suppress(ConflictError):  # others were faster: read theirs
             return fence.take(number + 1, data)
 
 Invariants
@@ -20,7 +20,7 @@ Invariants
 * **one successor**: of two that take the number after the same one, the storage refuses one (`put_if_absent`).
 * **closed past**: once number n is taken, no other put of n can succeed, even one that is still on its way.
 * **newest counts**: old numbers are deleted. A process that sleeps until the number after its own is free again puts an
-  object below the newest one. Nobody reads it, and the listing after each put tells the process.
+  object below the newest one. It is never read, and the process learns of it from the listing after its put.
 
 Cost: one list and one get to read the newest; one put and one list to take the next one.
 """
@@ -70,8 +70,8 @@ class Fence:
     def take(self, number: int, data: Buffer) -> list[int]:
         """Put the object of the next number after those the caller has read; return all numbers, this one last.
 
-        Raises `FencedError` if the number is taken: this object does not stand. Raises `ConflictError` if later ones
-        are taken: it may stand. With a random id in `data`, only one caller succeeds.
+        Raises `FencedError` if the number is taken: this object does not count. Raises `ConflictError` if later ones
+        are taken: it may count. With a random id in `data`, only one caller succeeds.
         """
         try:
             self._folder.put_if_absent(key_of(number), data)
@@ -87,7 +87,7 @@ class Fence:
 
     @staticmethod
     def old(numbers: Sequence[int]) -> Sequence[int]:
-        """Return the numbers to delete if only the newest matters: now and then, many at once."""
+        """Return numbers to delete where only the newest matters; usually none, at times many."""
         return numbers[:-_OLD_KEPT] if len(numbers) >= 2 * _OLD_KEPT else ()
 
 

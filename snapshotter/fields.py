@@ -13,8 +13,8 @@ stored dataclass say how to read it::
 
 Invariants
 ----------
-* **exact**: a field is present, has exactly its type (``true`` is no number) and lies within its bounds. An unknown
-  field is refused, since it may change what the others mean; only what tells people something may have one
+* **exact**: a field is present, has exactly its type (``true`` is not a number) and is within its bounds. An unknown
+  field is refused, since it may change what the others mean; only notices for people may have one
   (``notice=True``).
 * **one error**: every fault is a `CorruptionError` that names the object and the field.
 * **bounded**: no value is used before it is checked, and no error repeats a large one.
@@ -46,9 +46,9 @@ SignedInt = Annotated[int, range(1 - NUMBER_LIMIT, NUMBER_LIMIT)]
 #: For a field that has a default, and is not stored.
 NOT_STORED = "not stored"
 _SHOWN_MAX = 80
-#: Returns a field's value from decoded JSON; is told what to call the object in an error.
+#: Returns a field's value from decoded JSON, given the object's name for errors.
 _Read = Callable[[Any, str], Any]
-#: By class what reads and writes its fields.
+#: By class, the readers and writers of its fields.
 _KNOWN: dict[type[Any], tuple[_Reader, ...]] = {}
 
 

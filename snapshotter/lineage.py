@@ -104,7 +104,7 @@ class Lineage(Stored):
 
     @property
     def versions(self) -> set[Pointer]:
-        """All versions named after the snapshot's: any of them may have a newer snapshot by now."""
+        """The versions after the snapshot's; each may have a snapshot of its own by now."""
         named = {*self.since, *(entry.pointer for entry in self.commits)}
         return named if self.snapshot is None else {p for p in named if p.version > self.snapshot.version}
 
@@ -115,8 +115,8 @@ class Lineage(Stored):
         oldest = min((pointer.version for pointer in self.versions), default=version)
         return version - oldest + 1
 
-    def standing_on(self, snapshots: Mapping[Pointer, ChainEntry]) -> Lineage:
-        """Return the lineage with the newest of some snapshots in place of the objects that it replaces."""
+    def with_snapshots(self, snapshots: Mapping[Pointer, ChainEntry]) -> Lineage:
+        """Return the lineage with the newest of these snapshots in place of the objects that it replaces."""
         for pointer in reversed(self.since):
             if pointer in snapshots:
                 return Lineage((snapshots[pointer],), self.since, self.last)

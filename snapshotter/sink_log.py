@@ -4,12 +4,12 @@
 
     _sinks/<sink>/00000000000000000017      kind "sink-entry", see `Entry`
 
-    begin     a driver starts: it may decide from here on, and nobody that started before it
+    begin     a driver starts: from now on it may decide, and drivers that started before it may not
     decide    a micro-batch will be visible: the handles of all its parts
     continue  a query that was restored from a savepoint takes the place of the one that was saved, for good
 
 The log is a fence (`holdfast.snapshotter.fence`). A driver appends to what it has read, and fails if anybody else has
-appended since. So once an entry is stored, nobody can decide what was prepared before it and is in no decision: it
+appended since. So once an entry is stored, what was prepared before it and is in no decision stays undecided: it
 may be aborted.
 
 Invariants
@@ -55,7 +55,7 @@ SINK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _HANDLES_BYTES_MAX = 15 << 20
 #: Old entries are deleted this many at a time, in one request.
 _PRUNED_EACH = 16
-#: Each costs a start a look at the target.
+#: A start asks the target about each.
 _ENDED_KEPT = 2
 
 
@@ -75,12 +75,12 @@ def plan_of(batch: str, sources: Iterable[tuple[str, str]]) -> str:
     Equal offsets alone do not mean equal results: replanned later, more timers are due, and a file source's offsets may
     stand for other files. So the digest covers the logged time and settings in `batch`, too.
     """
-    told = [sorted(sources), json.loads(batch).get("batchTimestampMs")]
-    return xxhash.xxh3_128_hexdigest(json.dumps(told).encode())
+    facts = [sorted(sources), json.loads(batch).get("batchTimestampMs")]
+    return xxhash.xxh3_128_hexdigest(json.dumps(facts).encode())
 
 
 def place_digest(location: str) -> str:
-    """Return the digest that distinguishes a checkpoint location from others; empty of what is no URL."""
+    """Return the digest that distinguishes a checkpoint location from others; empty for an invalid URL."""
     try:
         return xxhash.xxh3_128_hexdigest(str(parse_url(location).for_spark).rstrip("/").encode())
     except InvalidArgumentError:
@@ -89,7 +89,7 @@ def place_digest(location: str) -> str:
 
 @dataclass(frozen=True)
 class Entry(Stored):
-    """One act upon a sink: the beginning of a driver's run, or a decision."""
+    """One entry of a sink's log: the beginning of a driver's run, or a decision."""
 
     sink: Annotated[str, SINK]
     number: PositiveInt  #: Its place in the log, from 1
@@ -114,8 +114,8 @@ class Entry(Stored):
     #: Of a query that continues or replaces another, until it decides: its own micro-batch that the last decision
     #: already shows, whose rows are dropped; -1 if there is none. None of any other query.
     stands_for: SignedInt | None = None
-    #: The last of the queries whose place was taken so, the newest last: a driver of theirs that wakes up may still
-    #: prepare something, which nobody can decide
+    #: The last queries that were replaced, newest last: a driver of theirs that wakes up may still
+    #: prepare something, which it cannot decide
     ended: tuple[str, ...] = ()
     location: Annotated[str, re.compile(rf"({DIGEST.pattern})?")] = ""  #: As of `place_digest`; empty if unknown
 
@@ -127,7 +127,7 @@ class Entry(Stored):
             header.refuse("contradicts itself", decided=self.decided, batch=self.batch_id)
 
     def is_of_plan(self, plan: str) -> bool:
-        """Tell whether it may be of Spark's plan; it may if either is unknown."""
+        """Tell whether it matches Spark's plan; True if either plan is unknown."""
         return not (plan and self.plan) or plan == self.plan
 
     @property
@@ -140,7 +140,7 @@ class Entry(Stored):
         return self.stands_for is not None
 
     def ended_before(self, query_id: str, ending: Collection[str]) -> tuple[str, ...]:
-        """Return `ended` of the next entry: queries that this one has ended, or need not be ended any more."""
+        """Return `ended` of the next entry: queries that this one has ended, or that need no ending any more."""
         found = dict.fromkeys((*self.ended, *self.ending))
         return tuple(one for one in found if one != query_id and one not in ending)[-_ENDED_KEPT:]
 
@@ -180,7 +180,7 @@ class SinkLog:
                     ) from exc
 
     def decision(self, entry: Entry | None) -> Entry | None:
-        """Return the newest decision as of an entry; None if a start need not look at any."""
+        """Return the newest decision at the time of an entry; None if a start needs none."""
         if entry is None or not entry.decided:
             return None
         return entry if entry.decided == entry.number else self.read(entry.decided)
@@ -221,8 +221,8 @@ class SinkLog:
     def append(self, entry: Entry) -> None:
         """Store the entry after the newest that was read; a decision's micro-batch will be visible from here on.
 
-        After `FencedError` or `InvalidArgumentError` the entry does not stand; after `ConflictError` it may, and later
-        drivers act upon it; after `UnavailableError` nobody knows.
+        After `FencedError` or `InvalidArgumentError` the entry does not count; after `ConflictError` it may, and later
+        drivers act upon it; after `UnavailableError` that is unknown.
         """
         header = entry.to_json()
         size_bytes = len(json.dumps(header["handles"]))

@@ -97,7 +97,7 @@ class SnapshotFile(Stored):
     parts: tuple[Part, ...]  #: In the order of their bytes
 
     def require_parts(self, part_bytes: int, header: Fields) -> None:
-        """Refuse a file that does not fit its parts, which hold that many bytes of it each."""
+        """Refuse a file whose size does not match its parts of `part_bytes` each."""
         if len(self.parts) != number_of_parts(self.size_bytes, part_bytes):
             header.refuse(f"names a file of {self.size_bytes} bytes that cannot lie in {len(self.parts)} parts")
         for part, size_bytes in self.sizes_of_parts(part_bytes):
@@ -402,7 +402,7 @@ class SnapshotNotes:
         there = {*local_files.list_folder(self._folder)}
         noted = [self._read(pointer) for pointer in lineage.versions if str(pointer) in there]
         entries = {note.entry.pointer: note.entry for note in noted if note is not None}
-        return lineage.standing_on(entries) if entries else lineage
+        return lineage.with_snapshots(entries) if entries else lineage
 
     def note_of(self, entry: ChainEntry) -> SnapshotNote | None:
         """Return the note of a snapshot; None if it is gone or belongs to another."""
@@ -579,7 +579,7 @@ class Snapshots:
 
 @dataclass(frozen=True)
 class SnapshotPolicy:
-    """When the background writes a snapshot of a shard: as soon as one of these is reached."""
+    """When a shard's snapshot is due: as soon as one of these limits is reached."""
 
     max_commits: int = 20  #: Commit objects since the last snapshot
     #: Bytes of these. None follows the state: as many as the snapshot has, and `MIN_BYTES` at least.
@@ -606,7 +606,7 @@ class SnapshotPolicy:
         return self._is_longer(lineage, _FULL, self._bearable_bytes(lineage))
 
     def _bearable_bytes(self, lineage: Lineage) -> int:
-        """Return the bytes whose multiples delay or fail a commit; early snapshots must not cause early failures."""
+        """Return the bytes whose multiples delay or fail commits; snapshots due earlier must not fail them earlier."""
         return max(self.max_bytes or 0, _bytes_of_state(lineage))
 
     def _is_longer(self, lineage: Lineage, times: int, wanted_bytes: int) -> bool:

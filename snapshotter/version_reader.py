@@ -30,7 +30,7 @@ from holdfast import clock
 from holdfast.backends import local_files
 from holdfast.backends.base import MAX_HASH, Pointer, View
 from holdfast.backends.block_io import write_at
-from holdfast.backends.frozen_files import FrozenFiles, Place
+from holdfast.backends.frozen_files import ByteRange, FrozenFiles
 from holdfast.backends.registry import find_backend
 from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
 from holdfast.backends.run_stack import merge_over, merge_prefixes, scan_runs
@@ -93,15 +93,15 @@ class StoredFiles(FrozenFiles):
                     write_at(out, data, at)
                     self._here.add(part.key)
 
-    def bring(self, places: Sequence[Place]) -> None:
+    def bring(self, places: Sequence[ByteRange]) -> None:
         # Compressed objects cannot be read in ranges.
-        whole: list[Place] = []
-        ranges: list[tuple[SnapshotFile, Part, int, Place]] = []
+        whole: list[ByteRange] = []
+        ranges: list[tuple[SnapshotFile, Part, int, ByteRange]] = []
         with self._lock:
             for place in places:
                 file = self._files[place.name]
                 for part, at, size in self._pieces(file, place.start, min(place.end, file.size_bytes)):
-                    piece = Place(place.name, max(place.start, at), min(place.end, at + size))
+                    piece = ByteRange(place.name, max(place.start, at), min(place.end, at + size))
                     if part.key not in self._here and part.size_bytes <= size:
                         whole.append(piece)
                     elif part.key not in self._here:
@@ -116,7 +116,7 @@ class StoredFiles(FrozenFiles):
         part, _, size = piece
         return memoryview(fetch_part(self._shard, part, size))
 
-    def _range(self, wanted: tuple[SnapshotFile, Part, int, Place]) -> memoryview:
+    def _range(self, wanted: tuple[SnapshotFile, Part, int, ByteRange]) -> memoryview:
         _, part, at, piece = wanted
         try:
             return self._shard.get_range(part.key, piece.start - at, piece.end - at)
@@ -171,7 +171,7 @@ class VersionReader:
         self._lock = threading.Lock()
 
     def find(self, at: At, table: str, prefixes: Keys) -> Run:
-        """Return the live rows that begin with one of some prefixes."""
+        """Return the live rows that begin with one of `prefixes`."""
         newest, schema = self.newest(at), self.tables[table]
         written = (one.run_of(schema) for one in chain(self._commits_of(newest.lineage), [newest]))
         runs = [run.with_prefixes(prefixes) for run in written if run is not None]
@@ -185,7 +185,7 @@ class VersionReader:
         return merge_runs([no_rows(schema), *runs], drop_deletes=True)
 
     def scan(self, at: At, table: str, first_hash: int = 0) -> Iterator[Run]:
-        """Yield the live rows from a hash on, ascending by it; a repeated scan bypasses a damaged snapshot."""
+        """Yield the live rows from a hash on, ascending by hash; a repeated scan bypasses a damaged snapshot."""
         newest, schema = self.newest(at), self.tables[table]
         written = (one.run_of(schema) for one in chain(self._commits_of(newest.lineage), [newest]))
         writes = [run.slice(first_hash, MAX_HASH) for run in written if run is not None]
@@ -204,7 +204,7 @@ class VersionReader:
             raise
 
     def newest(self, at: At) -> Commit:
-        """Return the commit of a version, whose lineage names its other objects; raises as `find`."""
+        """Return the commit of a version, whose lineage names its other objects; raises the errors of `find`."""
         if at.carried is not None:
             return self._commits.decode_carried(at.carried, at.pointer)
         with self._lock:
@@ -215,7 +215,7 @@ class VersionReader:
         return ahead(self._executor, self.commit, lineage.commits)
 
     def commit(self, entry: ChainEntry) -> Commit:
-        """Return a commit that a chain names; raises as `find`."""
+        """Return a commit that a chain names; raises the errors of `find`."""
         with self._lock:
             kept = self._kept.get(entry)
         return kept or self._keep(self._commits.fetch(entry))

@@ -9,8 +9,8 @@
 
 Pointers are in Spark's state, which only Spark writes, and name the query and the operator's directory. So a clone
 keeps both, in another state directory, and writes there under the original's id, which
-`holdfast.snapshotter.ownership.queries` tells its new shards. Copied are the commits and snapshots up to the
-version; what it builds on is checked, byte by byte.
+`holdfast.snapshotter.ownership.queries` tells its new shards. It copies the commits and snapshots up to the
+version, and checks what the version builds on, byte by byte.
 
 Of Spark's checkpoint location it copies, while the query may run::
 
@@ -20,7 +20,7 @@ Of Spark's checkpoint location it copies, while the query may run::
     state/<operator>/_metadata/v2/4        up to the micro-batch
     metadata                               not copied: the clone has an id of its own
 
-**Rescale**: a savepoint that nobody keeps, and its restore with other numbers of shards.
+**Rescale**: a temporary savepoint, and its restore with a different number of shards.
 
 **Drain**: ends a query for good, by one more micro-batch, without input, in which all is due up to the end of time::
 
@@ -213,7 +213,7 @@ class _Object(NamedTuple):
 
 
 def _copy_snapshots(source: PrefixedStorage, target: PrefixedStorage, keys: Sequence[str]) -> dict[str, _Object | None]:
-    """Copy intact snapshots, manifests last, and return each manifest's outcome; damaged parts spoil theirs."""
+    """Copy intact snapshots, manifests last, and return each manifest's outcome; a damaged part damages it."""
     found: dict[str, _Object | None] = {}
     manifests: dict[str, tuple[memoryview, dict[str, _Object]]] = {}
     for key in keys:
@@ -528,7 +528,7 @@ def drain(
 
 
 def _copy_planned(logs: ObjectStorage, copied: ObjectStorage) -> None:
-    """Copy a location with all that is planned there, unless that was done before."""
+    """Copy a location with everything planned there, unless already done."""
     query, copy = QueryLocation(logs), QueryLocation(copied)
     keys = [info.key for info in copied.list("")]
     if "metadata" in keys:
@@ -551,7 +551,7 @@ def _copy_planned(logs: ObjectStorage, copied: ObjectStorage) -> None:
 
 
 def _undrained(copied: ObjectStorage) -> LoggedBatch | None:
-    """Return the micro-batch before the last one, once that is done; else plan the next one."""
+    """Return the micro-batch before the draining one, once that is committed; else plan the draining one."""
     copy = QueryLocation(copied)
     last = copy.batch()
     if (copy.newest_planned() or 0) > last.batch_id:

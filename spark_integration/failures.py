@@ -1,4 +1,4 @@
-"""Says in a few lines why a query failed; Spark's exceptions hide it among a hundred.
+"""Says in a few lines why a query failed; Spark's exceptions take a hundred.
 
 ::
 
@@ -64,12 +64,12 @@ _OF_SPARK = (
     "grpc.",
 )
 #: Transient Python errors, by the last part of their names, as ``requests.exceptions.ConnectionError``.
-_PASSING_ERRORS = {
+_TRANSIENT_ERRORS = {
     *("ConnectionError", "ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError", "BrokenPipeError"),
     *("TimeoutError", "EndpointConnectionError", "ReadTimeoutError", "ConnectTimeoutError"),
 }
 #: Phrases of Spark and Java for a lost machine, process or network.
-_PASSING_WORDS = re.compile(
+_TRANSIENT_WORDS = re.compile(
     r"ExecutorLostFailure|FetchFailedException|MetadataFetchFailed"
     r"|Python worker (?:exited unexpectedly|failed to connect)"
     r"|java\.net\.(?:Connect|Socket|SocketTimeout|UnknownHost|NoRouteToHost)Exception"
@@ -227,7 +227,7 @@ class _Raised:
     @property
     def is_noted(self) -> bool:
         """Whether the error passed through holdfast's code in a worker, which noted where."""
-        return any(told is not None for told in (self.key, self.shard, self.batch))
+        return any(fact is not None for fact in (self.key, self.shard, self.batch))
 
     @property
     def kind(self) -> type[HoldfastError] | None:
@@ -304,17 +304,17 @@ def explain(error: BaseException | None) -> str:
     )
 
 
-def passes(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Tell whether a restart may help: the error is retryable, or a machine, process or network was lost."""
     text = _text(error)
     raised = _chosen(list(_raised(text)))
     if raised is not None and raised.kind is not None:
         return raised.kind.retryable
-    if raised is not None and raised.name.rpartition(".")[2] in _PASSING_ERRORS:
+    if raised is not None and raised.name.rpartition(".")[2] in _TRANSIENT_ERRORS:
         return not raised.is_of_py4j
     if raised is not None and (raised.is_noted or raised.frames):
         return False  # a function's own
-    return _PASSING_WORDS.search(text) is not None
+    return _TRANSIENT_WORDS.search(text) is not None
 
 
 def _text(error: BaseException) -> str:

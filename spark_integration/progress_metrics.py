@@ -90,7 +90,7 @@ def metrics(query: StreamingQuery) -> DataFrame:
 
 
 def _remembered(query_id: str, local_dir: str | None) -> _Rows:
-    """Return the memory of this machine's state servers, by micro-batch and operator."""
+    """Return what this machine's state servers remember, by micro-batch and operator."""
     wanted = (batch for batch in recent_batches(local_dir) if batch.query == query_id and batch.batch_id is not None)
     rows: _Rows = {}
     # The newest of a number comes last: a restarted query repeats the last one.

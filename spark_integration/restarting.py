@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from holdfast import clock
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.failures import explain, passes
+from holdfast.spark_integration.failures import explain, is_transient
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -244,7 +244,7 @@ def run(
                 if asked:
                     return
                 failures_s.append(now_ms() / 1000)
-                delay_s = strategy.delay_s(tuple(failures_s)) if passes(exc) else None
+                delay_s = strategy.delay_s(tuple(failures_s)) if is_transient(exc) else None
                 if delay_s is None:
                     raise
                 number += 1
@@ -276,7 +276,7 @@ def _run_once(start: Callable[[], StreamingQuery], asked: Sequence[int]) -> None
 
 @contextmanager
 def _terminated() -> Iterator[Sequence[int]]:
-    """Yield a list that receives SIGTERM; the handler might find an event's lock taken."""
+    """Yield a list that gets an element on SIGTERM; an event would not do: its lock may be held then."""
     asked: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield asked

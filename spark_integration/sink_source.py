@@ -57,7 +57,7 @@ from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.spark_versions import require_arrow_streams, stream_arrow_writer
 from holdfast.spark_integration.state_source.source import STORAGE, STORAGE_IN_JSON, storage_options
 from holdfast.spark_integration.state_source.source import in_json as parsed_json
-from holdfast.spark_integration.transport.python_stage import Awaited
+from holdfast.spark_integration.transport.python_stage import ImmediateAcks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -120,11 +120,11 @@ class SourceOptions:
         return cls(location, replaces, settings, options)
 
     def open_decisions(self) -> tuple[ObjectStorage, int]:
-        """Return the storage of decisions, to be closed, and how many are kept."""
+        """Open the storage of decisions, which the caller closes; return it with the number of decisions to keep."""
         return decisions_storage(self._parsed, self.settings), self._parsed.retained_versions
 
     def open_location(self) -> ObjectStorage:
-        """Return the storage of Spark's checkpoint location, to be closed."""
+        """Open the storage of Spark's checkpoint location, which the caller closes."""
         return open_storage(self.location, parse_storage_options(self._parsed.storage_values(self.settings)))
 
     @cached_property
@@ -248,7 +248,7 @@ class Written(WriterCommitMessage):
     begun: Begun
 
 
-class StreamWriter(Awaited, _SparksWriter):
+class StreamWriter(ImmediateAcks, _SparksWriter):
     """Writes one micro-batch; travels to the workers without credentials."""
 
     def __init__(self, sink: TwoPhaseSink, options: SourceOptions, schema: pa.Schema) -> None:

@@ -10,7 +10,7 @@ from pyspark.errors import ParseException
 from pyspark.sql import types as T  # noqa: N812
 
 from holdfast.backends.arrow.rows import is_same_kind, nullable_type, one_chunk, storage_type
-from holdfast.backends.arrow.values import cast, null_where_none_may_be
+from holdfast.backends.arrow.values import cast, forbidden_null
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 
 WATERMARK_METADATA = "spark.watermarkDelayMs"
@@ -66,7 +66,7 @@ class Watermark(NamedTuple):
         return None
 
     def later(self, ms: int) -> Watermark:
-        """Return the mark of rows that come so much later."""
+        """Return the mark of rows that may be this much later."""
         return self._replace(held_back_ms=self.held_back_ms + ms)
 
     @property
@@ -144,7 +144,7 @@ def _arrow_type(t: T.DataType, column: str, what: str, only_sent: Mapping[str, p
 
 
 def types_of_keys(fields: list[T.StructField]) -> pa.Schema:
-    """Return the Arrow schema of keys, nullable at any depth: stored keys may have nulls that a frame's lack."""
+    """Return the Arrow schema of keys, nullable at any depth: stored keys may have nulls where a frame's have none."""
     types = arrow_schema(T.StructType(fields), "the keys")
     return pa.schema([field.with_type(nullable_type(field.type)) for field in types])
 
@@ -209,7 +209,7 @@ def require_utf8(rows: pa.Table | pa.RecordBatch, what: str, who: str = "Python 
 
 
 def owned(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Copy a column into memory of its own: Arrow arrays may share numpy memory that its owner still changes."""
+    """Copy a column into its own memory: Arrow arrays may share numpy memory that its owner still changes."""
     whole = one_chunk(column)
     return pa.concat_arrays([whole, whole.slice(0, 0)])
 
@@ -245,7 +245,7 @@ def require_nulls_allowed(column: pa.Array, field: pa.Field, whose: str, **facts
             **facts,
             nulls=column.null_count,
         )
-    if forbidden := null_where_none_may_be(column):
+    if forbidden := forbidden_null(column):
         raise SchemaMismatchError(
             f"{whose} returned nulls inside column {field.name!r}, in {forbidden}, which outputStructType declares "
             "NOT NULL",

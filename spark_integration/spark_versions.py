@@ -1,4 +1,4 @@
-"""What differs between the versions of Spark that holdfast runs on; no other module asks for the version.
+"""What differs between the versions of Spark that holdfast runs on; no other module checks the version.
 
 =================================  =====================  =====================  ==========================
                                    4.0                    4.1                    4.2 and later
@@ -54,7 +54,7 @@ def minor_version(text: str) -> tuple[int, int]:
 
 
 def stream_arrow_writer() -> Any:
-    """Return Spark's base class for writers of Arrow batches; before 4.1 one that Spark cannot use."""
+    """Return Spark's base class for writers of Arrow batches; before 4.1 a stand-in that Spark never calls."""
     from pyspark.sql import datasource
 
     return getattr(datasource, "DataSourceStreamArrowWriter", datasource.DataSourceStreamWriter)
@@ -126,14 +126,14 @@ def java_versions(spark_version: str = pyspark.__version__) -> frozenset[int]:
 # ------------------------------------------------------------------------------------------------ tasks
 
 
-def state_partitions(tell: Callable[[str], str], *, in_sparks_thread: bool) -> int | None:
+def state_partitions(property_of: Callable[[str], str], *, in_sparks_thread: bool) -> int | None:
     """Return how many partitions Spark's state has, as its offset log pins them; None if unknown.
 
     Spark 4.0 pins it in the session's ``spark.sql.shuffle.partitions``, which counts only `in_sparks_thread`.
     """
     if _SPARK >= (4, 1):
-        return _number(tell("spark.sql.streaming.internal.stateStore.partitions"))
-    return _number(tell("spark.sql.shuffle.partitions")) if in_sparks_thread else None
+        return _number(property_of("spark.sql.streaming.internal.stateStore.partitions"))
+    return _number(property_of("spark.sql.shuffle.partitions")) if in_sparks_thread else None
 
 
 def _number(text: str) -> int | None:
@@ -141,7 +141,7 @@ def _number(text: str) -> int | None:
 
 
 def wrong_type(name: str, expected: str, given: object) -> PySparkTypeError:
-    """Return Spark's error for an argument of a wrong type, with this Spark's condition."""
+    """Return Spark's error for an argument of a wrong type, with this version's error class."""
     of_argument = {"arg_name": name, "arg_type": type(given).__name__}
     if _SPARK >= (4, 2):
         return PySparkTypeError(
@@ -187,7 +187,7 @@ def prefers_nullable_integers(session: SparkSession) -> bool:
 
 
 def makes_frames_anew(*, beside_initial_state: bool = False) -> bool:
-    """Tell whether a processor's frames and keys are made from Python values: so, if `beside_initial_state`."""
+    """Tell whether a processor's frames and keys are made from Python values, with initial state or without."""
     if beside_initial_state:
         return _SPARK >= (4, 2)
     return _SPARK >= (4, 1)

@@ -322,7 +322,7 @@ class GroupedStream:
         Raises
         ------
         InvalidArgumentError
-            The gap is no duration, or not longer than nothing.
+            The gap is not a positive duration.
 
         Examples
         --------

@@ -162,7 +162,7 @@ def due_before_ms(timeout_conf: TimeoutConf, times: BatchTimes) -> int:
 
 
 class KeyTimers:
-    """The timers of a shard's keys, none before `earliest_ms`, and one at that very time if `is_exact`."""
+    """The timers of a shard's keys, none before `earliest_ms`, and one exactly then if `is_exact`."""
 
     def __init__(
         self, transaction: Transaction, timeout_conf: TimeoutConf, earliest_ms: int | None, *, is_exact: bool = True

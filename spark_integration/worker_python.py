@@ -35,7 +35,7 @@ def missing(name):
 print("%d.%d" % sys.version_info[:2], *filter(missing, sys.argv[1:]))
 """
 _START_TIMEOUT_S = 60
-#: Stands above PYSPARK_PYTHON.
+#: Takes precedence over PYSPARK_PYTHON.
 _SETTING = "spark.sql.execution.pyspark.python"
 _VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 

@@ -1,1 +1,1 @@
-"""Arrow columns as state: questions about rows, what values may be, streams from storage."""
+"""Arrow columns as state: comparing and sorting rows, valid values, streams from storage."""

@@ -1,6 +1,6 @@
 """Row-wise questions about Arrow columns, answered for whole batches at once.
 
-Arrow computes by column; a keyed store asks by row whether keys are equal, in which order they stand, and which rows
+Arrow computes by column; a keyed store asks by row whether keys are equal, how they sort, and which rows
 repeat one. The answers hold for every key type that Spark can group by, and treat keys as Spark's ``groupBy`` does:
 
 * null is a key like any other, and equal to itself;
@@ -267,7 +267,7 @@ def order_rows(hashes: HashArray, keys: pa.RecordBatch) -> RowOrder:
 
 
 def order_numbers(numbers: HashArray) -> IntArray:
-    """Return ``np.argsort(numbers, kind="stable")``, in a tenth of its time: the bits that differ and row make one."""
+    """Return ``np.argsort(numbers, kind="stable")``, ten times as fast: sorts one number of differing bits and row."""
     n = len(numbers)
     if np.count_nonzero(numbers[1:] < numbers[:-1]) < _FEW_STRETCHES:
         return np.argsort(numbers, kind="stable")
@@ -282,14 +282,14 @@ def order_numbers(numbers: HashArray) -> IntArray:
 
 
 def _order_crowds(rows: IntArray, first: BoolArray, keys: pa.RecordBatch) -> None:
-    """Sort by key, in place, rows that share a hash, the `first` of which is marked; mark the first of each key."""
+    """Sort rows that share a hash by key, in place; `first` marks each hash's first row, afterwards each key's."""
     is_crowded = ~first
     is_crowded[:-1] |= ~first[1:]
     places = np.flatnonzero(is_crowded)
     members, begins = take(keys, rows[places]), first[places]
     repeats = _repeat_last(members)
     differs = ~begins & ~repeats
-    if differs.any() and not _stand_in_order(members, begins):
+    if differs.any() and not _ascend(members, begins):
         crowd = np.cumsum(begins) - 1
         is_mixed = np.zeros(crowd[-1] + 1, np.bool_)
         is_mixed[crowd[differs]] = True
@@ -307,8 +307,8 @@ def _repeat_last(keys: pa.RecordBatch) -> BoolArray:
     return np.append(False, rows_equal(keys.slice(1), keys.slice(0, len(keys) - 1)))
 
 
-def _stand_in_order(keys: pa.RecordBatch, begins: BoolArray) -> bool:
-    """Tell whether keys ascend within each crowd; False where checking costs as much as sorting."""
+def _ascend(keys: pa.RecordBatch, begins: BoolArray) -> bool:
+    """Tell whether keys ascend within each hash; False where checking costs as much as sorting."""
     undecided = ~begins[1:]
     for column in keys.columns:
         if pa.types.is_nested(column.type) or pa.types.is_null(column.type):
@@ -335,7 +335,7 @@ def _order(columns: list[pa.Array]) -> IntArray:
 
 
 def _is_constant(column: pa.Array) -> bool:
-    """Tell whether all values are equal, as many index rows have one time; False if that is costly to check."""
+    """Tell whether all values are equal, as the times of many index rows are; False if checking is costly."""
     is_whole = pa.types.is_integer(column.type) or pa.types.is_timestamp(column.type)
     if not is_whole or not len(column) or column.null_count:
         return False
@@ -356,7 +356,7 @@ def sortable(column: pa.Array) -> list[pa.Array]:
 
 
 def _ranks_of_elements(column: pa.Array) -> pa.Array:
-    """Return for each list the ranks of its elements among all: compared as bytes, they are in the lists' order."""
+    """Return for each list the ranks of its elements, as bytes that sort like the lists."""
     elements = column.flatten()
     parts = sortable(elements)
     order = _order(parts)

@@ -69,7 +69,7 @@ def read_batches(section: pa.Buffer, schema: pa.Schema, plain_bytes: int | None)
     for number, message in enumerate(ipc.MessageReader.open_stream(section)):
         if message.type != ("record batch" if number else "schema"):
             raise ValueError(f"a message of a different type: {message.type}")
-        if message.metadata_version != ipc.MetadataVersion.V5:  # before it, compression stood in another place
+        if message.metadata_version != ipc.MetadataVersion.V5:  # earlier versions store compression elsewhere
             raise ValueError("a message with a format version other than 5")
         if number:
             room -= _unpacked_bytes(message)

@@ -1,4 +1,4 @@
-"""What a column of state may hold: one rule for what is put and for what is read from storage.
+"""What a column of state may hold: the same rules for values that are put and values read from storage.
 
 ======================  ==============================================================================================
 strings                 any bytes. Spark does not validate what it calls a string, and ``CAST(value AS STRING)`` makes
@@ -70,7 +70,7 @@ def validate(column: pa.Array) -> None:
 
 
 def validate_blind(column: pa.Array, t: pa.DataType) -> None:
-    """Check a column of the blind type of `t`; raises as `validate`."""
+    """Check a column of the blind type of `t`; raises the errors of `validate`."""
     column.validate(full=True)
     if forbidden := _forbidden_null(column, t):
         raise ValueError(f"null in {forbidden}, which is NOT NULL")
@@ -132,7 +132,7 @@ def _blind_field(field: pa.Field) -> pa.Field:
     return pa.field(field.name, blind_type(field.type))
 
 
-def null_where_none_may_be(column: pa.Array) -> str | None:
+def forbidden_null(column: pa.Array) -> str | None:
     """Return the NOT NULL element or field inside a nested column that has a null: its name or path."""
     t = column.type
     return _forbidden_null(column.view(blind_type(t)), t) if pa.types.is_nested(t) else None
@@ -182,7 +182,7 @@ def cast(column: pa.Array, t: pa.DataType) -> pa.Array:
 
 
 def _has_fractions(t: pa.DataType) -> bool:
-    """Tell whether a column has numbers that Arrow silently casts to others."""
+    """Tell whether a column has numbers that Arrow's casts would silently change."""
     if pa.types.is_dictionary(t):
         return _has_fractions(t.value_type)
     is_one = pa.types.is_floating(t) or pa.types.is_decimal(t)
@@ -222,7 +222,7 @@ def _numbers(column: pa.Array) -> npt.NDArray[np.floating]:
 
 
 def python_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return rows as dicts; a value that Python lacks becomes its text."""
+    """Return rows as dicts; values without a Python equivalent become text."""
     try:
         found: list[dict[str, Any]] = rows.to_pylist()
     except _BEYOND_PYTHON:
@@ -232,7 +232,7 @@ def python_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def python_value(value: pa.Scalar) -> Any:
-    """Return a value or, if Python lacks it, its text: bytes as escapes, a time as its number."""
+    """Return a value, or text if Python has no equivalent: bytes as escapes, a time as its number."""
     try:
         return value.as_py()
     except _BEYOND_PYTHON:

@@ -3,9 +3,9 @@
 ::
 
     who fills or reads it     lock_shared(folder)        any number at once, of any processes
-    who takes it away         try_lock_alone(folder)     never waits: False while anybody has locked it
+    who removes it            try_lock_alone(folder)     never waits: False while it is locked
 
-So nobody guesses by age whether a folder is still needed. The lock follows the folder when it is renamed.
+So no age tells whether a folder is still needed. The lock follows the folder when it is renamed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def lock_shared(folder: Path) -> FolderLock:
         raise NotFoundError(f"{folder} is not there") from exc
     with ExitStack() as undo:
         lock = undo.enter_context(FolderLock(descriptor))
-        fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for nobody but who takes it away at this moment
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits only for a removal under way
         if not _is_at(descriptor, folder):
             raise NotFoundError(f"{folder} was removed")
         undo.pop_all()

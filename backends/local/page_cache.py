@@ -61,7 +61,7 @@ class MappedFile:
         return self.are_cached(np.linspace(0, self.data.size - 1, _SAMPLE).astype(np.int64))
 
     def touch(self) -> None:
-        """Map what is in memory at once: faults one by one, during look-ups, cost ten times as much."""
+        """Map all pages that are in memory in one go: single faults during look-ups cost ten times as much."""
         if self.is_cached():
             np.frombuffer(self.data, np.uint8)[::_FAULT_BYTES].max()
 
@@ -79,8 +79,8 @@ class MappedFile:
             return True  # a file system that cannot tell
         return True
 
-    def ask_for(self, begins: IntArray, ends: IntArray) -> None:
-        """Ask for the bytes from each of `begins` to that of `ends`; returns before they are there."""
+    def prefetch(self, begins: IntArray, ends: IntArray) -> None:
+        """Prefetch byte ranges, given by `begins` and `ends`, without waiting for them."""
         if not len(begins) or not hasattr(os, "posix_fadvise"):
             return
         firsts, lasts = begins // PAGE_BYTES, np.maximum(ends - 1, begins) // PAGE_BYTES

@@ -69,7 +69,7 @@ _VERSIONS, _READ = "versions", "database-read"
 
 
 class _Shards(NamedTuple):
-    """How many shards an executor has, and of how many the database was ever read."""
+    """The number of an executor's shards, and of those whose database was ever read."""
 
     number: int
     read: int
@@ -119,7 +119,7 @@ class RocksDBBackend(FilesystemBackend):
                 floor = _LockedView(opened, self.tables, lock, self._set_aside_generation)
             except CorruptionError as exc:
                 raise self._set_aside_generation(version.generation, exc) from exc
-            except NotFoundError as exc:  # nobody takes away what is locked
+            except NotFoundError as exc:  # what is locked is not removed
                 raise self._set_aside_generation(version.generation, damaged(folder / GENERATION, str(exc))) from exc
             undo.pop_all()
         return floor
@@ -180,7 +180,7 @@ class RocksDBBackend(FilesystemBackend):
         self._remove_unused()
 
     def _remove_unused(self) -> int:
-        """Remove the generations that no version needs, or may come to need; return how many."""
+        """Remove the generations that no version needs now or later; return how many."""
         removed = 0
         names = local_files.list_folder(self._generations)
         versions = self._read_versions() if names else []
@@ -218,12 +218,12 @@ class RocksDBBackend(FilesystemBackend):
         return min(super()._commit_merge_limit_bytes(), self.share_bytes() // 2)
 
     def share_bytes(self) -> int:
-        """Return how many bytes of the shard may be in runs: its part of the memory, half once it has a database."""
+        """Return how many bytes of runs the shard may have: its part of the memory, half once it has a database."""
         part_bytes = self._rocksdb.memory_bytes // self._shards().number
         return part_bytes // 2 if local_files.list_folder(self._generations) else part_bytes
 
     def _cache_bytes(self) -> int:
-        """Return what block caches may hold: the other halves, of the shards whose databases are read."""
+        """Return how much block caches may hold: the other halves of the shards whose databases are read."""
         shards = self._shards()
         return self._rocksdb.memory_bytes // shards.number // 2 * shards.read
 
@@ -327,10 +327,10 @@ class RocksDBBackend(FilesystemBackend):
                 if self._find_damage(version.generation) is None:
                     return
 
-    # Care.
+    # Maintenance.
 
     def verify(self) -> list[Path]:
-        """Verify runs as `RunFilesBackend.verify`, and read every generation file."""
+        """Verify runs like `RunFilesBackend.verify`, and read every generation file."""
         found = super().verify()
         for name in local_files.list_folder(self._generations):
             broken = self._find_damage(name)

@@ -20,7 +20,7 @@ from typing import TypeVar
 from rocksdict import Rdict
 
 from holdfast.backends.base import Found
-from holdfast.backends.frozen_files import FrozenFiles, Place
+from holdfast.backends.frozen_files import ByteRange, FrozenFiles
 from holdfast.backends.rocksdb.codec.keys import encode_keys
 from holdfast.backends.rocksdb.errors import rocksdb_errors
 from holdfast.backends.rocksdb.generation import GenerationView, require_whole
@@ -78,7 +78,7 @@ class FrozenGeneration(GenerationView):
         return False  # a scan would fetch everything between them
 
     def _bring_first(self, prefixes: list[bytes]) -> None:
-        """Fetch what every read needs at once: tables with many of the prefixes, the ends of the others."""
+        """Fetch what every read needs: whole tables where many prefixes are wanted, else the ends of tables."""
         ends = []
         for table in self._open().live_files():
             name = table["name"].lstrip("/")
@@ -90,7 +90,7 @@ class FrozenGeneration(GenerationView):
             elif wanted > 0 and name not in self._times:
                 self._times[name] = 0
                 size = self._files.sizes[name]
-                ends.append(Place(name, max(0, size - _END_BYTES), size))
+                ends.append(ByteRange(name, max(0, size - _END_BYTES), size))
         self._files.bring(ends)
 
     def _read(self, read: Callable[[Rdict], _T]) -> _T:
@@ -115,12 +115,12 @@ class FrozenGeneration(GenerationView):
         wanted = self._asked.get((name, wrong), 0)
         self._asked[name, wrong] = wanted + 1
         if times == 0:
-            self._files.bring([Place(name, *end)])  # first: it has the index
+            self._files.bring([ByteRange(name, *end)])  # first: it has the index
         elif wanted <= 1:
             # Doubles each time: a reader of many rows soon has the whole file.
             length = _AROUND_BYTES << min(times, _DOUBLED_MAX)
             start = wrong[0] - wrong[0] % _AROUND_BYTES
-            self._files.bring([Place(name, start, min(size, max(wrong[1], start + length)))])
+            self._files.bring([ByteRange(name, start, min(size, max(wrong[1], start + length)))])
         elif wanted == 2:
             self._files.require(name, *wrong)
         return wanted <= 2

@@ -18,8 +18,8 @@ Invariants
 * **the same folder**: a generation is found by the inode of its folder, which is locked by whoever reads it.
 * **bounded**: `MOST_OPEN` databases, the most recently used ones, and one block cache. What all processes of an
   executor may have in caches is shared out evenly: each has a folder below ``rocksdb-readers``, locked as long as the
-  process lives, whose name says what the process has. Nobody takes what another still has.
-* **let go**: a generation that was taken away is closed by the next call; a forked process begins with none.
+  process lives, whose name gives the process's share. A process takes only what the others leave.
+* **let go**: a removed generation is closed by the next call; a forked process begins with none.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from holdfast.errors import ClosedError, NotFoundError
 SCAN_ROWS_PER_PREFIX = 10
 # Up to this many keys are read one by one.
 _SPARSE_KEYS = 64
-#: What rocksdict writes beside the data, and nobody reads: options are given.
+#: What rocksdict writes beside the data; never read, because options are passed on opening.
 SETTINGS = "rocksdict-config.json"
 NOT_WHOLE = "it is missing, or its bytes are not those that were written"
 _T = TypeVar("_T")
@@ -141,7 +141,7 @@ class GenerationView(View):
         return self._seek(schema, stored, sorted(set(to_list(encoded))))
 
     def _is_dense(self, stored: StoredTable, prefixes: Keys) -> bool:
-        """Tell whether reading all from the first to the last of some prefixes costs less than seeking each."""
+        """Tell whether one scan from the first to the last prefix costs less than seeking each."""
         first, last = int(prefixes.hashes.min()), int(prefixes.hashes.max())
         rows_per_hash = self._read(lambda database: reads.density(database, stored.id, first, last))
         return rows_per_hash * (last - first + 1) <= SCAN_ROWS_PER_PREFIX * len(prefixes)
@@ -236,9 +236,9 @@ class CacheShare:
         self.cache.set_capacity(0)
 
     def share_out(self, budget_bytes: int) -> None:
-        """Take an equal share of a budget, of what others leave; costs one listing while the processes stay the same.
+        """Take an equal share of a budget, at most what others leave. Cost: one listing while processes stay the same.
 
-        If another process does so at this moment, the next call does.
+        If another process is doing the same, leave it to the next call.
         """
         if self._seen == (budget_bytes, list_folder(self._home)):
             return

@@ -58,7 +58,7 @@ class StoredTable:
         return {"id": self.id, "key": encode_schema(self.key), "values": values}
 
     def with_values(self, values: pa.Schema) -> StoredTable:
-        """Return the table with a number for rows of these value columns."""
+        """Return the table with these value columns registered under a number."""
         if values in self.values:
             return self
         if len(self.values) == SCHEMAS_MAX:

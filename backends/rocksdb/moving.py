@@ -7,7 +7,7 @@
     MANIFEST    ── a copy ─────────▶ MANIFEST   ├─ ingest, merge tables ─ note ─▶ 000012.sst, 000015.sst, generation
     runs aa, bb ── sorted tables ──▶ moved-0    ┘                    one rename
 
-Nothing of the generation before changes, and until the rename nothing of the next one is there: a process that is
+The previous generation does not change, and the next one appears only with the rename: a process that is
 killed leaves a folder below ``staging``.
 """
 
@@ -169,7 +169,7 @@ def _rows_of_chunk(run: Run) -> int:
 
 
 def _order_of_keys(table: StoredTable, run: Run) -> np.ndarray | None:
-    """Return the order of the rows by their keys in RocksDB; None if already in it, as most are."""
+    """Return the order of the rows by their keys in RocksDB; None if already sorted, as most are."""
     if (run.hashes[1:] != run.hashes[:-1]).all():
         return None
     order: np.ndarray = pc.sort_indices(encode_keys(table.id, run.hashes, run.keys)).to_numpy()

@@ -47,7 +47,7 @@ class EncodedRows(NamedTuple):
 def read_rows(
     database: Rdict, start: bytes, end: bytes, most: int | None = None, *, fill_cache: bool = True
 ) -> EncodedRows:
-    """Return the first rows of a range of keys: about `most`, and no more than make up one run."""
+    """Return the first rows of a range of keys: about `most`, and at most one run's worth."""
     keys: list[bytes] = []
     values: list[bytes] = []
     size = 0
@@ -63,7 +63,7 @@ def read_rows(
 
 
 def _rest(database: Rdict, start: bytes, end: bytes, keys: list[bytes]) -> bytes | None:
-    """Return where a range continues after `keys`; an iterator alone does not tell why it has ended."""
+    """Return where a range continues after `keys`: an iterator may end early, at a damaged block."""
     rest = keys[-1] + b"\0" if keys else start
     following = database.iter(_below(end))
     following.seek(rest)
@@ -74,7 +74,7 @@ def _rest(database: Rdict, start: bytes, end: bytes, keys: list[bytes]) -> bytes
 
 
 def key_range(table_id: int, first_hash: int, last_hash: int) -> tuple[bytes, bytes]:
-    """Return the first key of a table's range of hashes, and the key at which it has ended."""
+    """Return the first key of a table's range of hashes, and the key just past its end."""
     table, next_table = bytes([table_id]), bytes([table_id + 1])
     end = next_table if last_hash == MAX_HASH else table + (last_hash + 1).to_bytes(8, "big")
     return table + first_hash.to_bytes(8, "big"), end

@@ -9,7 +9,7 @@
         merges/<id>/                  "these consecutive runs equal that one run"
             merge
             <run id>.arrow
-        staging/<id>/                 what is being made or taken away
+        staging/<id>/                 what is being made or removed
         set-aside/<id>-<name>/        versions and merges that hold a damaged file, until the next clean-up
 
 A worker links the runs of its pointer's version into a staged folder, writes one run and the version file, and renames
@@ -18,7 +18,7 @@ the folder into place. There is no lock and no owner.
 Invariants
 ----------
 * **whole**: ``versions`` and ``merges`` hold whole folders only; see `holdfast.backends.local_files`.
-* **own links**: a folder holds links to all it names, so taking one away never breaks another, and a commit
+* **own links**: a folder holds links to all it names, so removing one never breaks another, and a commit
   that has linked its base cannot lose it.
 * **immutable**: no file is written after its folder was put in place; no name is used twice.
 * **honest**: a file that is cut, or was written to since it was sealed, is noticed when it is mapped: every
@@ -179,7 +179,7 @@ class RunFilesBackend(Backend):
         self._open_floor(version)
 
     def _adopt(self, version: VersionFile, staged: StagedFolder) -> None:
-        """Check a version that another process has made, and make its files ours."""
+        """Check a version that another process has made, and take ownership of its files."""
         staged.keep_only({VERSION, *(file.name for file in version.files)})
         staged.adopt(VERSION)
         for table, files in version.stacks.items():
@@ -287,7 +287,7 @@ class RunFilesBackend(Backend):
         return self._versions / str(Pointer.parse(str(pointer)))
 
     def _link_version(self, pointer: Pointer | None, staged: StagedFolder) -> VersionFile:
-        """Link a version's runs, if any, into a staged folder; nobody can remove them from then on."""
+        """Link a version's runs, if any, into a staged folder; from then on nothing can remove them."""
         if pointer is None:
             return VersionFile("", {}, {})
         version = self._read_version(pointer)
@@ -339,7 +339,7 @@ class FilesystemBackend(RunFilesBackend):
 
 
 def needs_merge(stack: Sequence[RunFile]) -> bool:
-    """Tell whether there is something to merge; if not, earlier merges have left nothing either."""
+    """Tell whether there is something to merge; if not, no earlier merge is left, either."""
     return bool(stack) and first_to_merge([file.size_bytes for file in stack]) < len(stack) - 1
 
 

@@ -8,7 +8,7 @@ Invariants
 * **the same file**: a run is found by its inode, which is held open, so no other file can have it. It is given out only
   while size and time of modification are those that were noted, and its end has the digest that was noted: a kept
   run is trusted no more than one that is mapped for the first time.
-* **let go**: a mapping keeps the space of a file that nobody links any more, for `memory` in RAM. So each call lets
+* **let go**: a mapping keeps the space of a file without links, for `memory` in RAM. So each call lets
   those go, and a forked process begins with none.
 * **bounded**: `MOST_KEPT` files, and a quarter of the descriptors and addresses that the process may have: the most
   recently used ones. Where a file cannot be mapped nevertheless, they make room.

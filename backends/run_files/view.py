@@ -142,7 +142,7 @@ class FrozenRuns(_RunsView):
         find_table(self._tables, table)
         stack = self._stack(table)
         while first_hash <= last_hash:
-            # As far as one stretch of each run goes.
+            # Up to the end of the shortest stretch.
             until = min([last_hash, *(run.end_of_stretch(first_hash) for run in stack)])
             found = [part for run in stack for part in run.read(first_hash, until)]
             yield from self._merged(table, found, first_hash, until)
@@ -202,7 +202,7 @@ class FrozenRun:
         self._index = StretchIndex.read(stored.header, self._section.size, self._source)
 
     def end_of_stretch(self, hash_: int) -> int:
-        """Return the last hash of the stretch that holds a hash; the last one, and a small file, reach to the end."""
+        """Return the last hash of the stretch that holds a hash; the last stretch reaches to the largest hash."""
         if self._index is None:
             return MAX_HASH
         places = self._index.within(hash_, hash_)

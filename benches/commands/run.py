@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast.benches.jobs.job import FiniteRange
-from holdfast.benches.running.carrying_out import CarryingOut, Step, TimeLeft
 from holdfast.benches.running.directory import FAILED, LEFT_OUT, ResultsDirectory, facts_of
+from holdfast.benches.running.execution import Execution, Step, TimeLeft
 from holdfast.benches.suites import own_load
 from holdfast.benches.suites.measurement import Measurement, Profile, Shape
 from holdfast.benches.suites.suites import SUITES
@@ -133,7 +133,7 @@ def _carry_out(
     """Return the measurements that failed."""
     end_s = time.monotonic() + within_s
     seed = directory.facts["seed"]
-    work = [CarryingOut(directory, one, seed=seed, disk=disk, end_s=end_s) for one in measurements]
+    work = [Execution(directory, one, seed=seed, disk=disk, end_s=end_s) for one in measurements]
     directory.write_facts()
     done = [pair for one in work for pair in one.done]
     left = TimeLeft([step for one in work for step in one.to_do] + [step for step, _ in done])

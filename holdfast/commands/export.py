@@ -47,7 +47,7 @@ from holdfast.spark_integration.lookup.places import (
 from holdfast.spark_integration.lookup.stored_query import open_query
 from holdfast.spark_integration.processor.state.variable_tables import find_shown
 from holdfast.spark_integration.spark_types import arrow_schema
-from holdfast.spark_integration.state_source.reading import said_by_holdfast
+from holdfast.spark_integration.state_source.reading import holdfast_error_in
 from holdfast.spark_integration.state_source.source import ShownTable
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ def errors_of_spark() -> Iterator[None]:
         yield
     except PySparkException as exc:
         kind = InvalidArgumentError if isinstance(exc, AnalysisException) else UnavailableError
-        raise (said_by_holdfast(exc) or kind(_summary(exc))) from exc
+        raise (holdfast_error_in(exc) or kind(_summary(exc))) from exc
 
 
 def _summary(error: PySparkException) -> str:

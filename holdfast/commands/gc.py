@@ -137,7 +137,7 @@ def _is_of(record: OperatorRecord, prefix: str) -> bool:
 
 
 def _of_rescaling(target: Target, before_ms: int) -> list[Outcome]:
-    """Return what killed rescales left: objects to which nobody writes any more."""
+    """Return what killed rescales left: objects that no process writes any more."""
     outcomes = []
     for folder, infos in target.listing.rescaling.items():
         sizes = {info.key: info.size_bytes for info in infos}

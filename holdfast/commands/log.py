@@ -59,7 +59,7 @@ def _require_shard(target: Target, shard: int) -> None:
     """Raise `InvalidArgumentError` if no operator has a shard of this number."""
     counts: dict[str, int] = {}
     for name in target.listing.operators:
-        with suppress(HoldfastError):  # of a missing or damaged record nobody knows how many shards it speaks of
+        with suppress(HoldfastError):  # without a readable record, the number of shards is unknown
             counts[name] = read_operator(target.storage, name).shards
     if len(counts) == len(target.listing.operators) and shard >= max(counts.values()):
         raise InvalidArgumentError(
@@ -128,7 +128,7 @@ def _show(target: Target, shards: list[ShardListing], rows: dict[str, list[dict[
 
 
 def size_of(row: dict[str, Any]) -> int:
-    """Return the bytes of a commit; of a snapshot with its files."""
+    """Return the bytes of a commit, or of a snapshot with its files."""
     return int(row["size_bytes"] + row.get("stored_bytes", 0))
 
 

@@ -388,7 +388,7 @@ def compare_savepoints(
     *,
     other_url: str | None = None,
 ) -> None:
-    """Print how a savepoint differs from another one, and exit with 1 if it does."""
+    """Print how two savepoints differ, and exit with 1 if they do."""
     facts, tables = savepoints.diff(url, name, other, options, keys=keys, other_target=other_url)
     if as_json:
         found = {"facts": facts, "tables": [json_value(asdict(one)) for one in tables]}

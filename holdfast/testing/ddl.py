@@ -92,7 +92,7 @@ class _Parser:
     def _word(self) -> str:
         word = self._tokens[0]
         if not (word.startswith("`") or word.isidentifier() or word.isdigit()):
-            raise self._error(f"{word!r} stands where a name is wanted")
+            raise self._error(f"{word!r} is in the place of a name")
         return self._tokens.pop(0)
 
     def _takes(self, token: str) -> bool:
@@ -104,7 +104,7 @@ class _Parser:
 
     def take(self, token: str) -> None:
         if not self._takes(token):
-            raise self._error(f"{self._tokens[0]!r} stands where {token!r} is wanted")
+            raise self._error(f"{self._tokens[0]!r} is in the place of {token!r}")
 
     def _error(self, problem: str) -> InvalidArgumentError:
         return InvalidArgumentError(f"the schema cannot be parsed, pass it as a StructType: {problem}", ddl=self._text)

@@ -1,4 +1,4 @@
-"""A storage that fails when told to: the same seam around any other storage, for tests of what lies above.
+"""A storage that fails on demand: the same seam around any other storage, for tests of the layers above.
 
 ::
 

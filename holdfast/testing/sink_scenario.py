@@ -50,7 +50,7 @@ _processes.set_forkserver_preload(["pytest", "pyarrow", "holdfast.testing", *_SI
 
 
 class SinkWorker:
-    """One process with a sink of its own, pickled as in a query's plan. Leaving the context kills it."""
+    """One process with its own sink, pickled as in a query's plan. Leaving the context kills it."""
 
     def __init__(self, sink: TwoPhaseSink) -> None:
         self._here, there = _processes.Pipe()

@@ -65,7 +65,7 @@ VALUE_TYPES: list[tuple[pa.DataType, Any, Any]] = [
 
 
 def hash_of(row: object) -> int:
-    """Return a 64-bit hash; any will do, as long as equal keys get equal ones."""
+    """Return a 64-bit hash: any function that gives equal keys equal hashes."""
     text = repr(row).encode()
     return zlib.crc32(text) << 32 | zlib.crc32(text[::-1])
 

@@ -129,7 +129,7 @@ class GivenExchange:
 
 
 class KeptOutput:
-    """What a processor returned; nothing leaves the shard. `checked` fails where a query would."""
+    """Keeps what a processor returned; the shard outputs nothing. `checked` fails where a query would."""
 
     failed_key: KeyTuple | None = None
 

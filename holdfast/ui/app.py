@@ -40,7 +40,7 @@ from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError, 
 from holdfast.health import ago, count, duration, percent, read_failures, still, tables_of, times
 from holdfast.ui.inquiry import Dated, Patience
 from holdfast.ui.overview import Card, card_of, overview
-from holdfast.ui.rows import Asked, rows_view
+from holdfast.ui.rows import RowsRequest, rows_view
 from holdfast.ui.shards import CHOICES, LEVELS, MEASURES, ROWS, Measure, Measured, heat_map, measured, shard_view, skew
 from holdfast.ui.site import Directory, Site
 from holdfast.ui.survey import OperatorSurvey, Survey
@@ -246,17 +246,17 @@ def _measured(directory: Directory, operator: OperatorSurvey, measure: Measure, 
         return measured(operator, measure)
     known = directory.query_of(operator.name, patience)
     if known is None:
-        raise InvalidArgumentError("rows need the query's checkpoint location: pass it, too")
+        raise InvalidArgumentError("rows need the query's checkpoint location: start the page with it, too")
     query, name = known
     with query.reading() as stored:
         return directory.rows.measured(stored, name, operator.objects)
 
 
-def _asked() -> Asked:
+def _asked() -> RowsRequest:
     """Return the requested rows; a key's columns are parameters such as ``key.user``."""
     given = request.args
     typed = {name.removeprefix("key."): value for name, value in given.items() if name.startswith("key.")}
-    return Asked(
+    return RowsRequest(
         batch_id=_number("batch", None),
         table=given.get("table"),
         # A form sends empty fields, too: a key begins with one that is not.

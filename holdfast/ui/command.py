@@ -86,7 +86,7 @@ def ui(
         stack.callback(server.close)
         shown_host = f"[{host}]" if ":" in host else host
         a_console().print(f"http://{shown_host}:{server.effective_port}/{token}/", soft_wrap=True, markup=False)
-        console.print("Ctrl-C ends it. Whoever has this address can read the state.")
+        console.print("Press Ctrl-C to stop. Anyone with this address can read the state.")
         if host not in _LOOPBACK:
             console.print("Other machines can reach it, unencrypted: put it behind a TLS proxy.")
         server.run()

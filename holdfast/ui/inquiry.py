@@ -97,7 +97,7 @@ class Inquiry(Generic[_T]):
             return self._asked, max(self._asked_ms / 1000 + PATIENCE_S - now_ms / 1000, 0)
 
     def latest(self, patience: Patience | None = None) -> Dated[_T]:
-        """Return the latest answer, waiting `patience` for a newer one; raises why there is none."""
+        """Return the latest answer, waiting `patience` for a newer one; raises the reason if there is none."""
         asked, left_s = self.begin()
         within_s = (patience or Patience.of_a_view()).left_s
         wait([asked], None if within_s is None else min(within_s, left_s))

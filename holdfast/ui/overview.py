@@ -56,8 +56,8 @@ def cards(
     for one in survey.operators.values():
         operators.setdefault(one.of_query, []).append(one)
     chosen = sorted((query for query in operators if query), key=lambda query: -len(operators[query]))[:CARDS_MAX]
-    told = answers({place: query.pointers for place, query in enumerate(directory.queries)}, patience)
-    logs = [one for one in told.values() if isinstance(one, Dated)]
+    pointers = answers({place: query.pointers for place, query in enumerate(directory.queries)}, patience)
+    logs = [one for one in pointers.values() if isinstance(one, Dated)]
     batches = list(live)
     return [_card(directory, query, operators[query], logs, batches, now_ms) for query in chosen]
 
@@ -70,7 +70,7 @@ def card_of(
     patience: Patience,
     now_ms: int,
 ) -> Card | None:
-    """Return the health of an operator's query; None if the query is unknown. Raises as `cards`."""
+    """Return the health of an operator's query; None if the query is unknown. Raises the errors of `cards`."""
     of_query = {name: one for name, one in survey.operators.items() if one.of_query == operator.of_query}
     found = cards(directory, Survey(of_query, (), 0, ()), live, patience, now_ms)
     return found[0] if found else None
@@ -207,16 +207,16 @@ def _shown(directory: Directory, dated: Dated[Survey], own: list[Card], patience
         [_row(directory.place, one, whole, failing) for one in operators[:_ROWS_MAX]],
         dated.found.sinks[:_ROWS_MAX],
         None,
-        tuple(_query(directory.queries[place], told) for place, told in progress.items()),
+        tuple(_query(directory.queries[place], answer) for place, answer in progress.items()),
         len(operators),
     )
 
 
-def _query(query: NamedQuery, told: Dated[Progress] | HoldfastError) -> QueryRow:
-    if error := told if isinstance(told, HoldfastError) else told.error:
+def _query(query: NamedQuery, answer: Dated[Progress] | HoldfastError) -> QueryRow:
+    if error := answer if isinstance(answer, HoldfastError) else answer.error:
         return QueryRow(query.location, None, error=str(error))
-    assert isinstance(told, Dated)
-    return QueryRow(query.location, told.found, late_ms=told.taken_ms if told.is_late else None)
+    assert isinstance(answer, Dated)
+    return QueryRow(query.location, answer.found, late_ms=answer.taken_ms if answer.is_late else None)
 
 
 def _row(place: int, operator: OperatorSurvey, whole: int, failing: Mapping[str, int]) -> OperatorRow:
@@ -233,13 +233,13 @@ def _row(place: int, operator: OperatorSurvey, whole: int, failing: Mapping[str,
 
 
 def _answers(found: list[tuple[int, OperatorSurvey]], lost: list[str], queries: list[Card]) -> list[Answer]:
-    told = [_biggest(found), _hottest(found), _behind(found), _failing(found, lost, queries)]
+    shown = [_biggest(found), _hottest(found), _behind(found), _failing(found, lost, queries)]
     is_any_running = any(card.health.state == "running" for card in queries)
     if is_any_running:
-        return told
+        return shown
     # Without a running query, past success says nothing about now.
     past = "Not when last seen"
-    return [replace(one, answer=past, verdict="plain") if one.verdict == "good" else one for one in told]
+    return [replace(one, answer=past, verdict="plain") if one.verdict == "good" else one for one in shown]
 
 
 def _biggest(found: list[tuple[int, OperatorSurvey]]) -> Answer:

@@ -78,7 +78,7 @@ def cut(found: str) -> str:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RowsRequest:
     """A reader's request."""
 
     batch_id: int | None = None  #: None for the last one that is committed
@@ -92,7 +92,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Step:
-    """What a key held in a table from one micro-batch until the step above it in the list."""
+    """What a key held in a table from one micro-batch until the next newer step."""
 
     #: The micro-batch, and when it was planned
     batch_id: int
@@ -116,7 +116,7 @@ class KeyTable:
 class RowsView:
     """What the view shows."""
 
-    asked: Asked
+    asked: RowsRequest
     batches: list[int]  #: The readable micro-batches, ascending
     #: The one that is shown, and when it was planned
     batch_id: int
@@ -132,7 +132,7 @@ class RowsView:
     next: tuple[int, str | None] | None = None  #: Shard and row with which the next page begins
 
 
-def rows_view(query: StoredQuery, operator: str, asked: Asked, monotonic_ms: Callable[[], int]) -> RowsView:
+def rows_view(query: StoredQuery, operator: str, asked: RowsRequest, monotonic_ms: Callable[[], int]) -> RowsView:
     """Answer a reader's request."""
     now = query.operator(operator, asked.batch_id)
     tables = sorted(now.tables)
@@ -147,7 +147,7 @@ def rows_view(query: StoredQuery, operator: str, asked: Asked, monotonic_ms: Cal
     return _of_shards(query, now, view, monotonic_ms) if table else view
 
 
-def _of_key(query: StoredQuery, now: StoredOperator, asked: Asked) -> tuple[list[KeyTable], bool]:
+def _of_key(query: StoredQuery, now: StoredOperator, asked: RowsRequest) -> tuple[list[KeyTable], bool]:
     """Return a key's values, and whether they are all that is retained."""
     key = {name: asked.key.get(name, "") for name in now.grouping}
     versions = list(islice(query.history(now.name, key, batch_id=now.batch_id), HISTORY_MAX))
@@ -201,7 +201,7 @@ def _of_shards(query: StoredQuery, now: StoredOperator, view: RowsView, monotoni
 
 
 def _of_shard(
-    query: StoredQuery, now: StoredOperator, asked: Asked, table: str, place: tuple[int, str | None], room: int
+    query: StoredQuery, now: StoredOperator, asked: RowsRequest, table: str, place: tuple[int, str | None], room: int
 ) -> tuple[TextTable, str | None, int]:
     """Return a shard's next rows that fit, the last row before its next page or None, and how many were seen."""
     wanted, limit = asked.contains.casefold(), _READ_AT_ONCE if asked.contains else ROWS_MAX

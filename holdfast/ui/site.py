@@ -196,13 +196,13 @@ class Directory:
         """Return the query whose pointers name an operator's directory, and its name for the operator; or None."""
         failed = None
         pointers = answers({place: one.pointers for place, one in enumerate(self.queries)}, patience)
-        for place, told in pointers.items():
-            if isinstance(told, HoldfastError):  # which need not be the one
-                failed = told
-            elif directory in told.found.named:
+        for place, answer in pointers.items():
+            if isinstance(answer, HoldfastError):  # which need not be the one
+                failed = answer
+            elif directory in answer.found.named:
                 return self.queries[place], operator_of(directory) or directory
             else:
-                failed = told.error or failed
+                failed = answer.error or failed
         if failed:
             raise failed
         return None
@@ -259,7 +259,7 @@ class Assignment:
             return self._opened[home.place]
 
     def leave(self) -> None:
-        """Close the query: its location holds another one now."""
+        """Close the query: its location now holds another."""
         with self._lock:
             self._is_left = True
             opened = list(self._opened.values())
@@ -271,10 +271,10 @@ class Assignment:
         return None if self._belongs is not None or not homes else self.in_directory(homes[0]).pointers
 
     def places(
-        self, homes: Sequence[Directory], told: Dated[Pointers] | HoldfastError | None
+        self, homes: Sequence[Directory], answer: Dated[Pointers] | HoldfastError | None
     ) -> dict[int, Inquiry[bool]]:
         """Return the inquiries to the directories; none if needless or useless."""
-        if self._belongs is not None or told is None or isinstance(_named(self._query.location, told), Awaited):
+        if self._belongs is not None or answer is None or isinstance(_named(self._query.location, answer), Awaited):
             return {}
         pointers = self.in_directory(homes[0]).pointers
         with self._lock:
@@ -285,14 +285,14 @@ class Assignment:
             return {home.place: self._lies_in[home.place] for home in homes}
 
     def belongs(
-        self, told: Dated[Pointers] | HoldfastError | None, lies: Mapping[int, Dated[bool] | HoldfastError]
+        self, answer: Dated[Pointers] | HoldfastError | None, lies: Mapping[int, Dated[bool] | HoldfastError]
     ) -> frozenset[int] | Awaited:
         """Return the directories that hold the state, or why none does."""
         if self._belongs is not None:
             return self._belongs
-        if told is None:
+        if answer is None:
             return Awaited(self._query.location, _POINTERS_ONLY, is_wrong=True)
-        named = _named(self._query.location, told)
+        named = _named(self._query.location, answer)
         if isinstance(named, Awaited):
             return named
         found = frozenset(place for place, one in lies.items() if not isinstance(one, HoldfastError) and one.found)
@@ -313,24 +313,28 @@ def assign(
     queries: Mapping[int, Assignment], homes: Sequence[Directory], patience: Patience
 ) -> dict[int, frozenset[int] | Awaited]:
     """Return for each query the directories that hold its state, or why none does."""
-    told = answers({at: asked for at, one in queries.items() if (asked := one.pointers(homes))}, patience)
+    pointers = answers({at: asked for at, one in queries.items() if (asked := one.pointers(homes))}, patience)
     lies = answers(
-        {(at, place): asked for at, one in queries.items() for place, asked in one.places(homes, told.get(at)).items()},
+        {
+            (at, place): asked
+            for at, one in queries.items()
+            for place, asked in one.places(homes, pointers.get(at)).items()
+        },
         patience,
     )
     return {
-        at: one.belongs(told.get(at), {place: said for (of, place), said in lies.items() if of == at})
+        at: one.belongs(pointers.get(at), {place: said for (of, place), said in lies.items() if of == at})
         for at, one in queries.items()
     }
 
 
-def _named(location: str, told: Dated[Pointers] | HoldfastError) -> Mapping[str, str] | Awaited:
+def _named(location: str, answer: Dated[Pointers] | HoldfastError) -> Mapping[str, str] | Awaited:
     """Return the directories that a query's pointers name, with the query of each, or the reason for none."""
-    error = told if isinstance(told, HoldfastError) else told.error
+    error = answer if isinstance(answer, HoldfastError) else answer.error
     if error is not None:
         return Awaited(location, str(error), is_wrong=True)
-    assert isinstance(told, Dated)
-    found = told.found
+    assert isinstance(answer, Dated)
+    found = answer.found
     if found.planned is None:
         return Awaited(location, "The query has not planned a micro-batch yet; waiting for its first commit.")
     if not found.batches:
@@ -372,7 +376,7 @@ class Site:
     def look(self, patience: Patience | None = None) -> tuple[list[Directory], list[Awaited]]:
         """Return the state directories with their queries, and the queries of no directory, waiting for `patience`."""
         patience = patience or Patience.of_a_view()
-        found = self._told_apart(patience)
+        found = self._recognised(patience)
         homes = [one for one in self._named if not (one.place in found and found[one.place].query_id)]
         queries = self._of_ids({place: one.query_id for place, one in found.items() if one.query_id})
         shown: dict[int, list[NamedQuery]] = {home.place: [] for home in homes}
@@ -401,7 +405,7 @@ class Site:
     def close(self) -> None:
         self._of_ids({})
 
-    def _told_apart(self, patience: Patience) -> dict[int, Survey]:
+    def _recognised(self, patience: Patience) -> dict[int, Survey]:
         """Return the known content of locations, by place."""
         found = {one.place: known for one in self._named if (known := one.surveyor.known)}
         queries = {one.place: one.surveyor for one in self._named if one.place in found and found[one.place].query_id}
@@ -409,8 +413,8 @@ class Site:
         awaited = {
             one.place: one.surveyor for one in self._named if one.place not in found or found[one.place].is_empty
         }
-        told = answers(queries, _AT_ONCE) | answers(awaited, patience)
-        return found | {place: one.found for place, one in told.items() if not isinstance(one, HoldfastError)}
+        surveys = answers(queries, _AT_ONCE) | answers(awaited, patience)
+        return found | {place: one.found for place, one in surveys.items() if not isinstance(one, HoldfastError)}
 
     def _of_ids(self, ids: Mapping[int, str]) -> dict[int, Assignment]:
         """Return, by place, the queries of some ids, and close all others."""
@@ -429,7 +433,7 @@ class Site:
 def _noted_locations(
     named: Iterable[Directory], surveys_of: Sequence[Survey], options: Mapping[str, object], requests: Executor
 ) -> Iterator[str]:
-    """Yield the checkpoint locations that state directories note, of queries that are there and were not named."""
+    """Yield the checkpoint locations that state directories note for their queries, except named ones."""
     known = {one.query_id for one in surveys_of}
 
     def look(query: tuple[ObjectStorage, str]) -> str | None:
@@ -472,7 +476,7 @@ def open_site(
     state_dir: str | None = None,
     local_dir: str | None = None,
 ) -> Site:
-    """Open what was named, and look at each location once; `surveys` needs `looks_at_once` threads, which may hang."""
+    """Open the named locations, looking at each once; `surveys` needs `looks_at_once` threads, which may hang."""
     named: list[Directory] = []
 
     def add(url: str) -> None:

@@ -198,15 +198,15 @@ def growth(storage: ObjectStorage, executor: Executor, sizes: StateSizes, operat
     shards = np.unique(operator.objects.shard[operator.objects.kind == SNAPSHOT])
     chosen = shards[spread(len(shards), SHARDS_MAX)].tolist()
     found = list(executor.map(read, chosen))
-    told = [(at_ms, place, state) for place, of_shard in enumerate(found) for at_ms, state in of_shard]
-    known = sorted((at_ms, place, state) for at_ms, place, state in told if state is not None)
+    read_sizes = [(at_ms, place, state) for place, of_shard in enumerate(found) for at_ms, state in of_shard]
+    known = sorted((at_ms, place, state) for at_ms, place, state in read_sizes if state is not None)
     if not known:
         return None
     total = _total(known)
     scale = len(shards) / len({place for _, place, _ in known})
     drawn = total[spread(len(total), POINTS_MAX)]
     sampled = curve(drawn[:, 0].astype(np.int64), drawn[:, 1] * scale)
-    return Growth(sampled, len(chosen), len(shards), len(told) - len(known))
+    return Growth(sampled, len(chosen), len(shards), len(read_sizes) - len(known))
 
 
 def _total(known: list[tuple[int, int, int]]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:

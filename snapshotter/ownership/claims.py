@@ -56,15 +56,15 @@ FOLDER = "claims"
 ALIVE_MS = 5 * 60_000
 _BESIDE = re.compile(r"beside@([0-9]{17})@([^@/]+)@([0-9a-f]{16}|)@([^@/]*)@([0-9a-f]{16})")
 RENEW_EVERY_MS = 2 * 60_000
-#: How long executors may outlive their driver: claims made then prove no life.
+#: How long executors may outlive their driver: claims made then do not show that the query lives.
 ENDING_MS = 60_000
 #: How long a claim tells of earlier runs: an executor that joins one late must see what came after it.
 KEPT_MS = 24 * 3600_000
-#: After this long without a new claim nobody waits for others: each has died in turn. Else short runs, each on another
-#: machine, would wait for their predecessor for ever, and none would clean up.
+#: After this long without a new claim, runs stop waiting for others: each has died in turn. Otherwise short runs, each
+#: on another machine, would wait for their predecessor for ever, and none would clean up.
 WAITED_MS = 6 * ALIVE_MS
 _RUNS_MAX = 20
-#: This many runs that said they were beside a living one are listed at each look; then they go, all in one request.
+#: At most this many notes of runs beside a living one stay for each look to list; more are deleted, in one request.
 _BESIDES_KEPT = 16
 _log = logging.getLogger(__name__)
 
@@ -125,8 +125,8 @@ class Beside:
         if match is None:
             return None
         begun, run, application, driver, object_id = match.groups()
-        told = cls(int(begun), unquote(run), application, unquote(driver), object_id, info.modified_ms)
-        return told if told.key == info.key else None
+        found = cls(int(begun), unquote(run), application, unquote(driver), object_id, info.modified_ms)
+        return found if found.key == info.key else None
 
     @property
     def key(self) -> str:
@@ -184,7 +184,7 @@ class Tenure:
     begun_ms: int = 0
 
     def retained(self, retained_versions: int, version: int) -> int:
-        """Return how many versions before an accepted one must stay: all, beside a run that may need them."""
+        """Return how many versions before an accepted one to keep: all, if a run beside may need them."""
         return retained_versions if self.since_ms is None else max(retained_versions, version)
 
 
@@ -242,7 +242,7 @@ class Claims:
         return self._place(kept, tenure.claim)
 
     def _place(self, found: Callable[[Claim | None, Sequence[Beside]], Tenure | None], known: Claim | None) -> Tenure:
-        """Return a run's place by the newest claim or, without one, by a claim of its own."""
+        """Return a run's place according to the newest claim; without one, make a claim."""
         for _ in looks(self._fence.url):
             newest, besides = self._look(known)
             tenure = found(newest, besides)
@@ -268,12 +268,12 @@ class Claims:
             raise
 
     def _announce(self, begun_ms: int) -> None:
-        """Announce that this run works beside another one, until somebody takes the number."""
-        told = Beside(begun_ms, self._mine.run_id, self._application, self._mine.driver, self._new_id())
-        self._folder.put(told.key, self._me.host.encode())
+        """Announce that this run works beside another one, until a run takes the number."""
+        run = Beside(begun_ms, self._mine.run_id, self._application, self._mine.driver, self._new_id())
+        self._folder.put(run.key, self._me.host.encode())
 
     def _delete(self, keys: Iterable[str], besides: Iterable[Beside]) -> None:
-        going = [*keys, *(told.key for told in besides)]
+        going = [*keys, *(run.key for run in besides)]
         if going:
             self._folder.delete(going)
 
@@ -286,7 +286,7 @@ class Claims:
         return replace(self._me, number=newest.number + 1 if newest else 1, runs=(*kept, mine))
 
     def _refuse_others(self, newest: Claim, record: OperatorRecord, store_ms: int) -> None:
-        """Raise ConflictError if another query owns the directory: by its record or, without one, by being alive."""
+        """Raise ConflictError if another query owns the directory: by its record or, without a record, by living."""
         stored = find_operator(self._storage, self._me.operator)  # a query claims before it writes its record
         if stored is not None:
             check_operator(stored, record, self._storage.url)
@@ -294,7 +294,7 @@ class Claims:
             raise self._of_another(ConflictError, newest)
 
     def _beside(self, newest: Claim, besides: Sequence[Beside], store_ms: int) -> Tenure | None:
-        """Return the place of a run that begins while another may live in another application; None if none does."""
+        """Return the place of a run that begins while one of another application may live; None if none may."""
         mine, other = self._mine, newest.holder
         age_ms = store_ms - other.seen_ms
         seen = _seen(besides, store_ms) if age_ms <= WAITED_MS else []
@@ -303,10 +303,10 @@ class Claims:
         lives = self._may_live(newest.application, other.driver, other.executor)
         if lives is False:
             return None
-        before = [told for told in seen if told.run_id == mine.run_id or self._follows(told)]
-        last_ms = max((told.begun_ms for told in seen), default=0)  # a store's clock may have seconds only
-        begun_ms = min((told.begun_ms for told in before), default=max(store_ms, last_ms + 1))
-        if age_ms > ALIVE_MS and not self._earlier(begun_ms, [told for told in seen if told not in before]):
+        before = [run for run in seen if run.run_id == mine.run_id or self._follows(run)]
+        last_ms = max((run.begun_ms for run in seen), default=0)  # a store's clock may have seconds only
+        begun_ms = min((run.begun_ms for run in before), default=max(store_ms, last_ms + 1))
+        if age_ms > ALIVE_MS and not self._earlier(begun_ms, [run for run in seen if run not in before]):
             return None
         is_further = mine.batch_id is not None and (other.batch_id or 0) > mine.batch_id
         if age_ms <= ALIVE_MS and (lives or is_further):
@@ -316,14 +316,14 @@ class Claims:
             "that run renews its claim",
             *(self._me.operator, other.run_id),
         )
-        if not any(told.run_id == mine.run_id for told in seen):  # else another executor has
+        if not any(run.run_id == mine.run_id for run in seen):  # else another executor has
             self._announce(begun_ms)
         return Tenure(newest, self._monotonic_ms(), begun_ms)
 
     def _still_beside(self, tenure: Tenure, since_ms: int, newest: Claim, besides: Sequence[Beside]) -> Tenure | None:
         """Return this run's place beside another; None once no earlier run remains. Raises `FencedError`."""
         if newest.number == tenure.claim.number:
-            own = sorted((told for told in besides if told.run_id == self._mine.run_id), key=lambda told: told.seen_ms)
+            own = sorted((run for run in besides if run.run_id == self._mine.run_id), key=lambda run: run.seen_ms)
             if self._monotonic_ms() - since_ms >= ALIVE_MS and own:
                 now_ms = own[-1].seen_ms
                 if not self._earlier(tenure.begun_ms, _seen(besides, now_ms)):
@@ -336,12 +336,12 @@ class Claims:
         return Tenure(newest, self._monotonic_ms(), tenure.begun_ms)
 
     def _earlier(self, begun_ms: int, besides: Iterable[Beside]) -> list[Beside]:
-        return [told for told in besides if told.run_id != self._mine.run_id and told.begun_ms < begun_ms]
+        return [run for run in besides if run.run_id != self._mine.run_id and run.begun_ms < begun_ms]
 
-    def _follows(self, told: Beside) -> bool:
+    def _follows(self, run: Beside) -> bool:
         """Tell whether this run comes after one that worked beside it and cannot be alive."""
-        is_same = bool(self._application) and told.application == self._application
-        return is_same or self._may_live("", told.driver, "") is False
+        is_same = bool(self._application) and run.application == self._application
+        return is_same or self._may_live("", run.driver, "") is False
 
     def _may_live(self, application: str, driver: str, executor: str) -> bool | None:
         """Tell whether another run lives; None if unknown. An application runs a query once, in one process."""
@@ -386,9 +386,7 @@ class Claims:
 
 def _seen(besides: Iterable[Beside], now_ms: int) -> list[Beside]:
     """Return the runs that looked recently, by the store's clock; a copied object may carry any later time."""
-    return [
-        told for told in besides if abs(now_ms - told.seen_ms) <= ALIVE_MS and told.begun_ms <= told.seen_ms + ALIVE_MS
-    ]
+    return [run for run in besides if abs(now_ms - run.seen_ms) <= ALIVE_MS and run.begun_ms <= run.seen_ms + ALIVE_MS]
 
 
 def _described(claim: Claim) -> dict[str, str]:

@@ -45,7 +45,7 @@ class OperatorRecord(Stored):
     tables: Annotated[Mapping[str, TableSchema], coding_of_tables("schemas")]
     #: How many versions back the query could return when the record was written; its claims have newer numbers
     retained_versions: PositiveInt
-    #: What the operator's API lets nobody change at a restart
+    #: What the operator's API allows no restart to change
     configuration: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -72,7 +72,7 @@ def declare_operator(storage: ObjectStorage, record: OperatorRecord) -> Operator
 
 
 def _require_no_location(storage: ObjectStorage) -> None:
-    """Refuse to keep state where Spark keeps a query: an operator called ``state`` would share Spark's folder."""
+    """Refuse a checkpoint location as state directory: an operator called ``state`` would share Spark's folder."""
     try:
         storage.get("metadata")
     except NotFoundError:

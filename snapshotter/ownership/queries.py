@@ -10,8 +10,8 @@ Whoever restores or clones writes the origin before anything else in the state d
 leftovers can be told from others' objects. A restored query's records name it, but those of all clones name the
 original. So a state directory takes one clone of a query: the first to put the second object, if absent.
 
-Anybody who writes to the state directory may have put a location's text: readers check the location before they trust
-it (`holdfast.spark_integration.lookup.places`).
+Anyone with write access to the state directory may have written a location's text: readers check the location before
+use (`holdfast.spark_integration.lookup.places`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 ORIGIN_KIND, LOCATION_KIND = "origin", "location"
 #: No operator has this name.
 FOLDER = "_queries"
-#: Holds a savepoint below a query's id, while that is made by rescaling another one; nor has an operator this name.
+#: Holds, below a new query's id, its savepoint during a rescale. No operator has this name.
 RESCALING = "_rescaling"
 _FILLS = ".fills"
 _DIRECTORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}(@[A-Za-z0-9-]{1,64})?")
@@ -68,7 +68,7 @@ class QueryOrigin(Stored):
 
     @property
     def first_batch(self) -> int:
-        """The first micro-batch that it ran itself: a restore writes one, and a clone has those of its original."""
+        """The first micro-batch that it ran itself: those before are a restore's, or a clone's original's."""
         return self.batch_id + 1 if self.is_clone else 1
 
     @property
@@ -137,7 +137,7 @@ class NotedLocation(Stored):
     state_id: Annotated[str, QUERY_ID]  #: The id in the query's pointers and records
     query_id: Annotated[str, QUERY_ID]  #: Spark's id of the query: a clone's is another one
     location: str  #: As Spark writes it
-    host: Annotated[str, _HOST]  #: Of the driver, which a local path is a path of
+    host: Annotated[str, _HOST]  #: Of the driver; a local path is on this machine
 
     def require(self, header: Fields) -> None:
         """Refuse a location without showing it: it may hold credentials, or what a terminal obeys."""
@@ -148,9 +148,9 @@ class NotedLocation(Stored):
 
 
 def _require_notable(location: str) -> None:
-    """Raise `InvalidArgumentError` if this is no location of a query, or holds credentials."""
+    """Raise `InvalidArgumentError` if this is not a query's location, or holds credentials."""
     if not _LOCATION.fullmatch(location):
-        raise InvalidArgumentError("a location has 1 to 2,048 characters, and none of them controls a terminal")
+        raise InvalidArgumentError("a location has 1 to 2,048 characters, without control characters")
     parse_url(location)
 
 
@@ -160,10 +160,10 @@ def note_location(storage: ObjectStorage, noted: NotedLocation) -> None:
     fence = _fence(storage, noted.state_id)
     for _ in looks(fence.url):
         number, data = fence.newest()
-        with suppress(CorruptionError):  # of which the next one takes the place
+        with suppress(CorruptionError):  # the next note replaces it
             if data is not None and _read(fence, number, data, noted.state_id) == noted:
                 return
-        with suppress(ConflictError):  # another driver was faster: look what it says
+        with suppress(ConflictError):  # another driver was faster: read its note
             fence.delete(fence.old(fence.take(number + 1, stored_file.encode(LOCATION_KIND, noted.to_json())[0])))
             return
 

@@ -73,7 +73,7 @@ class StoredTables(Stored):
 
     @property
     def declared(self) -> dict[str, TableSchema]:
-        """The tables that the last run declared, as it did."""
+        """The tables that the last run declared, as it declared them."""
         return {name: self.latest[name] for name in self.last}
 
     @property
@@ -157,7 +157,7 @@ class _Header(StoredTables):
 
 
 def _holds(held: TableSchema, latest: TableSchema, names: Names) -> bool:
-    """Tell whether a table holds each declared column under a name of its own, as it was declared last."""
+    """Tell whether a table holds each declared column, as declared last, under a distinct name."""
     stored = {*names.values()}
     if len(stored) < len(names) or not (stored <= {*held.value.names} and {*latest.value.names} <= names.keys()):
         return False
@@ -181,9 +181,9 @@ def declare_tables(storage: ObjectStorage, record: OperatorRecord, planned: Stor
         if (after, after.never_null) == (stored, stored.never_null):
             return
         header = {"operator": record.operator, "query_id": record.query_id, "number": number + 1, **after.to_json()}
-        with suppress(ConflictError):  # another run was faster: look what it says
+        with suppress(ConflictError):  # another run was faster: read what it declared
             numbers = fence.take(number + 1, stored_file.encode(KIND, header)[0])
-            if old := fence.old(numbers):  # as two programs write that are started in turn
+            if old := fence.old(numbers):  # many where two programs are started in turn
                 fence.delete(old)
             return
 

@@ -122,17 +122,17 @@ class ShardTimes(Stored):
 class SavedOperator(Stored):
     """The state of one operator."""
 
-    name: Annotated[str, NAME]  #: That the query calls it; see `is_unnamed`
+    name: Annotated[str, NAME]  #: As the query calls it; see `is_unnamed`
     number: int  #: Of Spark's operator in the query, from 0
     host: Annotated[str, NAME]  #: The name of Spark's operator that called it
     has_timeout: bool  #: Whether that keeps a timeout beside each row
     shards: Annotated[int, range(1, SHARDS_LIMIT)]
     #: With all columns that rows may have; `TableSchema.not_null` has those in which no row has a null
     tables: Annotated[Mapping[str, TableSchema], coding_of_tables("schemas")]
-    #: Those tables that the query's last run declared, as it did
+    #: The tables that the query's last run declared, as it declared them
     declared: Annotated[Mapping[str, TableSchema], coding_of_tables("declared")]
     is_continuous: bool  #: Whether all runs have declared these since they were first declared
-    configuration: Mapping[str, str]  #: What the operator's API lets nobody change at a restart
+    configuration: Mapping[str, str]  #: What the operator's API allows no restart to change
     times: tuple[ShardTimes, ...]  #: Of the shards that have state
     pieces: tuple[Piece, ...]  #: By table and shard, ascending
 
@@ -154,7 +154,7 @@ class SavedOperator(Stored):
 
     @property
     def is_unnamed(self) -> bool:
-        """Whether it had seen no rows, so that its name and its tables are unknown."""
+        """Whether it had no rows yet, so that its name and its tables are unknown."""
         return not self.tables and _UNNAMED.fullmatch(self.name) is not None
 
     @property
@@ -305,7 +305,7 @@ class Savepoint(Stored):
         return logs | {piece.key: piece.size_bytes for operator in self.operators for piece in operator.pieces}
 
     def find_operator(self, name: str | None) -> SavedOperator:
-        """Return an operator by its name; None will do if only one has tables. Raises `NotFoundError`."""
+        """Return an operator by its name, which may be None if only one has tables. Raises `NotFoundError`."""
         names = [operator.name for operator in self.operators]
         with_tables = [operator for operator in self.operators if operator.tables] or self.operators
         if name is None and len(with_tables) == 1:
@@ -359,7 +359,7 @@ def sinks_of(storage: ObjectStorage, query_id: str) -> tuple[SavedSink, ...]:
                 _log.warning("a damaged log does not name this query, so sink %r is not its own: %s", stored.sink, exc)
                 continue
             raise CorruptionError(
-                "as far as can be told, the query writes to a sink whose log is damaged, so what it shows is unknown: "
+                "the query appears to write to a sink whose log is damaged, so what the sink shows is unknown: "
                 f"restore the log, and save the query then: {exc.message}",
                 sink=stored.sink,
                 query=query_id,
@@ -372,7 +372,7 @@ def sinks_of(storage: ObjectStorage, query_id: str) -> tuple[SavedSink, ...]:
 
 
 def require_sinks(storage: ObjectStorage, query: SavedQuery) -> None:
-    """Check, without taking them, that the sinks of a saved query can be continued from where it was saved."""
+    """Check that a saved query's sinks can be continued from where it was saved; changes nothing."""
     if not query.sinks:
         raise InvalidArgumentError(
             "the savepoint names no holdfast sink that its query wrote to: leave out continue_sinks. A savepoint "
@@ -384,18 +384,18 @@ def require_sinks(storage: ObjectStorage, query: SavedQuery) -> None:
 
 
 def continue_sinks(storage: ObjectStorage, query: SavedQuery, query_id: str, driver: str) -> None:
-    """Hand the saved query's sinks to a restored one, ending the saved one for good; raises as `require_sinks`."""
+    """Hand the saved query's sinks to a restored one, ending the saved one for good; see `require_sinks` for errors."""
     for saved in query.sinks:
         log = SinkLog(storage, saved.sink)
         for _ in looks(storage.url):
             found, batch_id = _found(log, storage, query, saved)
-            # Of all of these something may be left that nobody has ended; not of one whose successor has begun.
+            # All of these may have left unfinished work, except a query whose successor has begun.
             ending = {found.query_id, *found.ending} - {query_id}
             planned = query.planned if batch_id > query.batch_id else None
             stands_for, plan = (batch_id - query.batch_id, planned.plan) if planned else (-1, "")
             entry = Entry(saved.sink, found.number + 1, query_id, driver, found.decided, tuple(sorted(ending)))
             entry = replace(entry, at_ms=clock.now_ms(), stands_for=stands_for, plan=plan)
-            with suppress(ConflictError):  # also where it stands, and others have gone on since: look what they say
+            with suppress(ConflictError):  # even if it counts and others have continued since: read theirs
                 log.append(replace(entry, ended=found.ended_before(query_id, ending)))
                 break
 

@@ -8,9 +8,9 @@
         nightly-7/operators/…       unfinished: it has no manifest, or not yet
         nightly-7/probe-92ab47…     left by the check of a directory that allows no deletes
 
-A piece is a stored file whose only section, at its begin, is an Arrow IPC stream with one record batch and LZ4 buffers:
-``pyarrow.ipc.open_stream``, Polars and DuckDB read it as it is. Its columns are those of a run (FORMAT.md section 2),
-all of the table's, whichever of them a row was written with.
+A piece is a stored file whose only section, at its beginning, is an Arrow IPC stream with one record batch and LZ4
+buffers: ``pyarrow.ipc.open_stream``, Polars and DuckDB read it as it is. It has the columns of a run (FORMAT.md section
+2): all of the table's, whichever of them a row was written with.
 
 Invariants
 ----------
@@ -63,9 +63,9 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 _log = logging.getLogger(__name__)
 KIND = "piece"
-#: Of a piece's rows, unpacked and on the average: what a task holds twice.
+#: Average unpacked size of a piece's rows; a task holds it twice.
 PIECE_BYTES = 64 << 20
-#: Of a piece's id, how many say who makes its savepoint.
+#: How many digits of a piece's id identify the maker of its savepoint.
 MAKER_DIGITS = 8
 _ROWS_MAX = (1 << 31) - 1
 _NAME_BYTES_MAX = 100
@@ -79,7 +79,7 @@ class _Header(Stored):
 
 
 def folder_of(operator: str, table: str) -> str:
-    """Return the folder of a table's pieces below the savepoint, escaped: a variable's name may not fit into a key."""
+    """Return the folder of a table's pieces below the savepoint, escaped: not every variable's name is a valid key."""
     name = quote(table, safe="")
     if len(name) > _NAME_BYTES_MAX:
         name = f"{name[:_NAME_BYTES_MAX]}-{xxhash.xxh3_64_hexdigest(table.encode())}"
@@ -175,7 +175,7 @@ def find_savepoint(target: ObjectStorage, name: str) -> Savepoint | None:
 
 
 def require_free(target: ObjectStorage, name: str) -> None:
-    """Check that there is no savepoint of a name. Raises `ConflictError` if there is one."""
+    """Raise `ConflictError` if there is a savepoint of this name."""
     if find_savepoint(target, name) is not None:
         raise ConflictError(
             "there is a savepoint of this name: choose another, or delete it first", name=name, storage=target.url
@@ -327,7 +327,7 @@ def _abort_uploads(folder: PrefixedStorage) -> int:
 
 
 @dataclass(frozen=True)
-class Making:
+class SavepointWriter:
     """A savepoint in the making; its objects go into `folder`, and the ids of its pieces begin with its own."""
 
     folder: PrefixedStorage
@@ -357,7 +357,7 @@ class Making:
         self._delete_own(listed, savepoint.keys)
 
     def _require(self, sizes: Mapping[str, int], listed: Iterable[ObjectInfo]) -> None:
-        """Raise `ConflictError` if an object is not there with its size."""
+        """Raise `ConflictError` unless every object exists with its size."""
         found = {info.key: info.size_bytes for info in listed}
         missing = next((key for key, size_bytes in sizes.items() if found.get(key) != size_bytes), None)
         if missing is not None:
@@ -383,7 +383,7 @@ class Making:
             )
 
 
-def making(target: ObjectStorage, name: str) -> Making:
+def begin_savepoint(target: ObjectStorage, name: str) -> SavepointWriter:
     """Begin a savepoint. Raises `ConflictError` if there is one of this name."""
     require_free(target, name)
-    return Making(savepoint_folder(target, name))
+    return SavepointWriter(savepoint_folder(target, name))

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-#: What `find` calls where an asynchronous file system lists in a way of its own; a test fails when it is gone.
+#: What `find` calls; asynchronous file systems override it to list differently. A test fails when it is gone.
 PRIVATE = {AsyncFileSystem: ("_find",)}
 _LOG = logging.getLogger(__name__)
 _in_memory = threading.Lock()

@@ -23,7 +23,7 @@ plus 1 s a MiB; it renames nothing from then on. A transient failure is retried 
 
 Reply lost: the next attempt may find its object there already; the bytes decide whether it is the same one.
 
-`Client.inner` is not public: its ``create`` returns a writer that closes only when it is told to, which the client's
+`Client.inner` is not public: its ``create`` returns a writer that closes only on request, which the client's
 own ``create`` wraps in one that also closes when it is collected. `PRIVATE` names it; a test fails when it is gone.
 """
 

@@ -54,7 +54,7 @@ _LOG = logging.getLogger(__name__)
 #: Passes over what was deleted, or replaced, since its folder was read.
 _UNLESS_GONE = suppress(FileNotFoundError, NotADirectoryError)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# What a file system without hard links answers is its own; these a rename would meet, too.
+# File systems without hard links answer with various errors; these ones a rename would meet, too.
 _MET_BY_ANY_CALL = {
     *(errno.ENOENT, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE),
     *(errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOMEM, errno.EINTR),
@@ -78,7 +78,7 @@ class LocalStorage(ObjectStorage):
             self._require(key, data)
 
     def _put(self, key: str, data: Buffer, publish: Callable[[str, str, int], bool]) -> bool:
-        """Write a file and publish it under its name by `publish`; return whether it got the name."""
+        """Write a file and give it its name with `publish`; return whether it got the name."""
         view = flat_view(data)
         *folder, name = check_key(key).split("/")
         self._begin("put")

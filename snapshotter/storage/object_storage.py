@@ -163,11 +163,11 @@ class ObjectStorage(ABC):
         ConflictError
             The storage can tell that the key holds other bytes; only some can.
         UnavailableError
-            The storage did not answer, or is full. The object is stored whole or not at all; which is unknown.
+            The storage did not answer, or is full. The object is stored whole or not at all; it is unknown which.
         """
 
     def put_if_absent(self, key: str, data: Buffer) -> None:
-        """Store `data` under `key` unless the key holds other bytes; as `put` in all else.
+        """Store `data` under `key` unless the key holds other bytes; otherwise like `put`.
 
         Parameters
         ----------
@@ -291,7 +291,7 @@ class ObjectStorage(ABC):
 
     @abstractmethod
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects; those that are absent already are no error.
+        """Delete objects; an absent one is not an error.
 
         Parameters
         ----------
@@ -457,7 +457,7 @@ def flat_view(data: Buffer) -> memoryview:
 def check_key(key: str) -> str:
     """Return `key` if every storage can hold it: segments of 1 to 255 bytes, joined by "/", at most 1,024 bytes in all.
 
-    Refused are absolute keys, the segments ``.``, ``..`` and ``.snapshot``, colons, control characters, lone
+    It refuses absolute keys, the segments ``.``, ``..`` and ``.snapshot``, colons, control characters, lone
     surrogates, and names of unfinished writes.
     """
     problem = key_problem(key)

@@ -139,7 +139,7 @@ def _secrets(value: object, *, hidden: bool) -> Iterator[str]:
 
 
 class StorageUrl(NamedTuple):
-    """A URL in its parts; as text, the one form that driver and workers understand alike."""
+    """A URL in its parts; `str` gives the form that driver and workers understand alike."""
 
     scheme: str
     """In lower case; "file" for a path."""

@@ -112,7 +112,7 @@ _TAKEN, _NO_CONDITIONS = 412, 501
 
 
 def check_options(options: Mapping[str, object]) -> None:
-    """Refuse options that s3fs would refuse later, or would put into a message."""
+    """Refuse options that s3fs would refuse later, or would show in a message."""
     known = (set(inspect.signature(s3fs.S3FileSystem.__init__).parameters) - _NOT_PLAIN) | set(_OURS) | {"profile"}
     for name in options:
         if name not in known:

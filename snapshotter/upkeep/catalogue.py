@@ -110,8 +110,8 @@ class ShardListing:
     def troubles(self) -> list[StoredObject]:
         """Reports of failures that persist: those of snapshots, since the newest one was stored."""
         snapshot_ms = self._snapshot_ms
-        told = self.of_kind("trouble")
-        return [o for o in told if o.modified_ms > snapshot_ms or not o.key.startswith("troubles/snapshot-")]
+        reports = self.of_kind("trouble")
+        return [o for o in reports if o.modified_ms > snapshot_ms or not o.key.startswith("troubles/snapshot-")]
 
     @property
     def stored_bytes(self) -> int:
@@ -305,7 +305,7 @@ class Headers:
         return header
 
     def manifest(self, stored: StoredObject) -> Manifest:
-        """Return the manifest of a snapshot; raises as `commit`."""
+        """Return the manifest of a snapshot; raises the errors of `commit`."""
         header = self._read(stored)
         assert isinstance(header, Manifest)
         return header

@@ -76,7 +76,7 @@ class History:
         return self.headers.commit(self.listing.objects[link.key]).lineage.chain
 
     def commit_before(self, link: Link) -> Link | None:
-        """Return the commit object before a commit, if history reaches it; raises as `before`."""
+        """Return the commit object before a commit, if history reaches it; raises the errors of `before`."""
         if not self.is_there(link):
             return None
         return self.headers.commit(self.listing.objects[link.key]).lineage.last
@@ -130,7 +130,7 @@ class History:
         return found
 
     def chain_of(self, stored: StoredObject) -> tuple[Link, ...]:
-        """Return the chain of a stored commit or snapshot, itself included; raises as `before`."""
+        """Return the chain of a stored commit or snapshot, itself included; raises the errors of `before`."""
         return (*self.before(stored), stored) if stored.kind == "commit" else (stored,)
 
 
@@ -139,7 +139,7 @@ def _newest_commit(chain: tuple[Link, ...], horizon: int) -> Link | None:
 
 
 def needed_from(chain: tuple[Link, ...], horizon: int, history: History) -> int:
-    """Return the lowest version number that the query needs to return to `horizon`; 0 if no commit tells."""
+    """Return the lowest version number that the query needs to return to `horizon`; 0 if no commit determines it."""
     chains = history.chains(chain, horizon)
     anchor = _newest_commit(chains[-1], horizon) if chains else None
     if anchor is None:

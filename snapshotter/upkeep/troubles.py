@@ -1,4 +1,4 @@
-"""Failures, reported in durable storage for everybody, whichever executor failed.
+"""Failures, reported in durable storage, whichever executor failed.
 
 ::
 

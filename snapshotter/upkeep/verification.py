@@ -127,7 +127,7 @@ def _sizes_of_parts(found: Mapping[str, _Found]) -> dict[str, int]:
 
 
 class _Once:
-    """Keeps one of equal values. Threads: any."""
+    """Interns values: of equal ones, keeps the first. Threads: any."""
 
     def __init__(self) -> None:
         self._known: dict[object, object] = {}
@@ -169,7 +169,7 @@ def _floor(shard: PrefixedStorage, listing: ShardListing, found: Mapping[str, _F
             headers.remember(key, one.header)
     try:
         return max(listing.first_version, needed_in_storage(retained, History(listing, headers)))
-    except HoldfastError:  # damage, which is told for itself
+    except HoldfastError:  # damage, which is reported separately
         return listing.first_version
 
 

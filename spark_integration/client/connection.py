@@ -180,7 +180,7 @@ class StateClient:
 
     @property
     def has_just_timed_out(self) -> bool:
-        """Whether the server has just failed to answer a quick call in time: the next one would wait in vain."""
+        """Whether the server has just failed to answer a quick call in time: the next one would time out, too."""
         return self._timed_out_ms is not None and clock.monotonic_ms() - self._timed_out_ms < START_AGAIN_AFTER_MS
 
     def close(self) -> None:

@@ -63,7 +63,7 @@ class CallMeasures:
         return list(astuple(self))
 
     def announced(self) -> dict[str, int | None]:
-        """Return, by name, what to send to the state server, except what it knows better itself."""
+        """Return, by name, the measures to send to the state server, except those that it knows better."""
         return {name: value for name, value in asdict(self).items() if name not in _NOT_ANNOUNCED}
 
 
@@ -135,7 +135,7 @@ def together(some: Mapping[str, int], others: Mapping[str, int]) -> dict[str, in
 
 
 def of_group(shards: int, measured: Mapping[str, int]) -> dict[str, float | None]:
-    """Return the metrics of a group of calls, one per shard; None if its measures do not tell."""
+    """Return the metrics of a group of calls, one per shard; None if its measures do not say."""
     found: dict[str, float | None] = {}
     for metric in METRICS:
         is_told = metric.is_sum or (metric.kind == "largest" and metric.measure in _LARGEST)

@@ -92,7 +92,7 @@ class MeasuredBatch(_Message, notice=True):
 
 @dataclass(frozen=True)
 class RecentBatch(_Message, notice=True):
-    """One micro-batch of one operator: on one executor, or on all that were asked."""
+    """One micro-batch of one operator, on one executor or over several."""
 
     #: The query's id, and the name of the operator's directory
     query: str
@@ -103,7 +103,7 @@ class RecentBatch(_Message, notice=True):
     values: Mapping[str, SignedInt]  #: Their measures together, by the names of `CallMeasures`
 
     def ms(self, name: str) -> float:
-        """Return a time by its name without the unit, in ms."""
+        """Return a measured time in ms, given its name without the unit."""
         return self.values.get(f"{name}_us", 0) / 1_000
 
 
@@ -113,7 +113,7 @@ class SnapshotNews(_Message, notice=True):
 
     #: Since the last snapshot that this server knows, or since it first saw the shard; None without durable storage
     age_ms: int | None = None
-    #: What it has uploaded since the shard's micro-batch before, and how often it failed
+    #: What it has uploaded since the shard's previous micro-batch, and how often it failed
     stored_bytes: int = 0
     failures: int = 0
 

@@ -13,7 +13,7 @@
                 <query id>/<operator's directory>/
                     runs/<run id>                   which operator definition runs under this name
                     shard-0003-1f0c77ab/            see holdfast.backends.run_files.backend
-                        durable                     its versions can be restored: it may be let go
+                        durable                     its versions can be restored: it may be removed
         executor-<pid>-<start>.<id>/                what a process works on, see `process_directory`
     <temporary directory>/holdfast-<user id>/
         logs/state-server-executor-….<digest>.log   kept a week
@@ -171,7 +171,7 @@ def shards_directory(executor_directory: Path, *, in_memory: bool) -> Path:
 
 
 def shard_name(shard: int, shards: int, backend: str, state_dir: str | None) -> str:
-    """Return the name of a shard's directory, with a digest of what invalidates local versions when it changes."""
+    """Return the name of a shard's directory, with a digest of the facts whose change invalidates local versions."""
     kind = xxhash.xxh32_hexdigest("\n".join([backend, str(shards), state_dir or ""]).encode())
     return f"{SHARD_PREFIX}{shard:04d}-{kind}"
 

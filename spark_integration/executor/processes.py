@@ -152,7 +152,7 @@ def place_of(process: ProcessId) -> str:
 
 
 def lives(place: str, within_seconds: float = ENDS_WITHIN_SECONDS) -> bool | None:
-    """Tell whether the process of `place_of` lives, waiting for one that is ending; None if nobody here can see it."""
+    """Tell whether the process of `place_of` lives, waiting for one that is ending; None if it cannot be seen here."""
     process = ProcessId.parse(place.partition(".")[2])
     if process is None or place != place_of(process):
         return None

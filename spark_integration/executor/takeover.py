@@ -1,4 +1,4 @@
-"""Takes over the local state of executors that have ended on this machine, and removes what nobody takes over.
+"""Takes over the local state of executors that have ended on this machine, and removes what is not taken over.
 
 ::
 
@@ -125,7 +125,7 @@ def remove_dead_executors(root: Path, now_ms: int) -> None:
 
 
 @contextmanager
-def own_directory(local_dir: str | None = None) -> Iterator[Path]:
+def working_directory(local_dir: str | None = None) -> Iterator[Path]:
     """Yield a temporary directory that looks like an executor's, so the clean-up removes it after a kill."""
     root = choose_root(local_dir, in_memory=False)
     begun_ms = clock.monotonic_ms()
@@ -223,7 +223,7 @@ def _executor_lock(path: Path, *, shared: bool = False, wait_ms: int = 0) -> Ite
 
 @contextmanager
 def _shard_lock(path: Path) -> Iterator[bool]:
-    """Lock a directory against takeover by a file in it, since its backend locks the directory; False if it is gone."""
+    """Lock a file in a directory against takeover, since its backend locks the directory itself; False if gone."""
     note = path / _TAKING_OVER
     try:
         descriptor = os.open(note, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)

@@ -1,4 +1,4 @@
-"""The processor that Spark gets; what calls the shards stays pickled until the first call.
+"""The processor that Spark gets; the code that calls shards stays pickled until the first call.
 
 At the start of each query Spark unpickles its processor in a process of its own, calls `init`, and ends it. What calls
 shards needs pandas, pyarrow and most of holdfast: to import them there would take half a second of CPU time. So this
@@ -20,7 +20,7 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 from pyspark.sql.types import StructType
 
-from holdfast.spark_integration.transport.python_stage import Awaited
+from holdfast.spark_integration.transport.python_stage import ImmediateAcks
 
 
 class Shards(Protocol):
@@ -39,7 +39,7 @@ class Shards(Protocol):
         """Call a shard whose timer fires."""
 
 
-class PickledShards(Awaited, StatefulProcessor):
+class PickledShards(ImmediateAcks, StatefulProcessor):
     """Unpickles the shards at the first call of each micro-batch; `variable` keeps a shard's pointer."""
 
     def __init__(self, shards: Shards, variable: str, schema: StructType) -> None:

@@ -51,7 +51,7 @@ from holdfast.spark_integration.shard.timeout import TimeoutConf, timeout_of
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.tables.restarting import StateFunction
 from holdfast.spark_integration.timers import NO_TIMER, DueTimers, KeyTimers, due_before_ms
-from holdfast.spark_integration.transport.python_stage import seldom_collecting_old
+from holdfast.spark_integration.transport.python_stage import rare_full_collections
 from holdfast.spark_integration.ttl.expiry import Expiry, expiry_of, open_rows
 
 #: Attributes of Spark's class that are private to it, and used in this module alone.
@@ -294,7 +294,7 @@ class PandasWithState(StateFunction):
             batch.rows.select(self.shown_columns), order.rows, order.starts, self.frame_format, self.rows_each
         )
         calls = _KeyCalls(self, batch, transaction)
-        with seldom_collecting_old():
+        with rare_full_collections():
             for slab in frames.slabs(calls.at_once):
                 first_rows = order.first_rows(slab.first_key, slab.keys)
                 shown = batch.keys_shown_at(first_rows)
@@ -344,7 +344,7 @@ class _KeyCalls:
         return finished(self._output, self._operator)
 
     def close(self) -> int | None:
-        """Remove expired state, and return when the shard must be called at the latest."""
+        """Remove expired state, and return the latest time for the shard's next call."""
         found = [self._timeouts.earliest(self._fired_before_ms)]
         if self._expiry is not None:
             self._expiry.evict(self._transaction)

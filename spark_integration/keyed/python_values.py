@@ -290,14 +290,14 @@ def _build(values: Sequence[Any], data_type: T.DataType, arrow_type: pa.DataType
         return pa.MapArray.from_arrays(_offsets(values, pa.int32()), keys, items, type=arrow_type, mask=_mask(values))
     if isinstance(data_type, T.TimestampType):
         if time.daylight:
-            _tell_of_repeated_hour(values)
+            _warn_if_ambiguous(values)
         return pa.array([data_type.toInternal(value) for value in values], pa.int64()).view(arrow_type)
     if isinstance(data_type, T.DecimalType):
         values = [None if value is None else _rounded(value, data_type.scale) for value in values]
     return pa.array(values, arrow_type, from_pandas=False)
 
 
-def _tell_of_repeated_hour(values: Iterable[dt.datetime | None]) -> None:
+def _warn_if_ambiguous(values: Iterable[dt.datetime | None]) -> None:
     """Warn of ambiguous local times: Spark silently takes one of the two."""
     for value in values:
         # At either end of Python's calendar it may have no number.

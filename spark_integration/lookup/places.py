@@ -1,4 +1,4 @@
-"""A query's two places, each found from the other.
+"""A query's two directories, each found from the other.
 
 ::
 
@@ -48,7 +48,7 @@ _NOTED = "the checkpointLocation that the state directory notes"
 def places_of(
     given: str | Path, state_dir: str | Path | None, options: Mapping[str, object], operator: str | None = None
 ) -> tuple[str, str]:
-    """Return a query's checkpoint location and its state directory, of which either may be given alone.
+    """Return a query's checkpoint location and state directory; either may be given alone.
 
     With `state_dir`, `given` is the location, and nothing is checked; `operator` tells the query from others.
     """
@@ -64,7 +64,7 @@ def places_of(
 def find_places(
     given: str | Path, options: Mapping[str, object], operator: str | None = None
 ) -> tuple[str, str] | None:
-    """Do as `places_of` for one of them; None if it is neither."""
+    """Return what `places_of` does for one of them; None if it is neither."""
     with open_storage(str(given), options) as storage:
         query_id = QueryLocation(storage).find_id()
         if query_id is not None:
@@ -259,7 +259,7 @@ def _require_state_of(storage: ObjectStorage, query_id: str, row: PointerRow) ->
 
 
 def _records_by_query(location: ObjectStorage) -> dict[str, list[OperatorRecord]]:
-    """Return the records of a state directory's operators by query; none if it cannot be read, or is none."""
+    """Return the records of a state directory's operators by query; none if it is unreadable, or not one."""
 
     def read(key: str) -> OperatorRecord | None:
         with suppress(CorruptionError):  # which hides no other query

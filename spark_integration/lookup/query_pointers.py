@@ -21,7 +21,7 @@ from holdfast.snapshotter.ownership.operator_record import OperatorRecord, find_
 from holdfast.snapshotter.ownership.stored_tables import StoredTables, stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.version_reader import At, VersionReader, no_rows
-from holdfast.spark_integration.executor.takeover import own_directory
+from holdfast.spark_integration.executor.takeover import working_directory
 from holdfast.spark_integration.processor.state.variable_tables import grouping_columns, is_of_entry
 from holdfast.spark_integration.shard.pointer_row import PointerRow, require_state_of
 from holdfast.spark_integration.spark_state.pointers import (
@@ -78,7 +78,7 @@ class ShardReaders:
     def first_rows(
         self, directory: str, row: PointerRow, stored: StoredTables, table: TableSchema, first_hash: int, most: int
     ) -> list[Run]:
-        """Return at least `most` rows from a hash on, if there are as many, ascending by hash."""
+        """Return at least `most` rows from a hash on, ascending by hash; fewer if there are no more."""
         with self._reader(directory, row, stored) as reader:
             try:
                 return _taken(reader.scan(_at(row), table.name, first_hash), stored, table, most)
@@ -140,7 +140,7 @@ class ShardReaders:
             if reader is not None and reader.tables != stored.held:
                 reader.close()  # a run has declared more since
                 reader = None
-            reader = reader or VersionReader(self._storage, shard, stored.held, self._executor, own_directory)
+            reader = reader or VersionReader(self._storage, shard, stored.held, self._executor, working_directory)
             try:
                 yield reader
             finally:
@@ -280,7 +280,7 @@ class QueryPointers:
         return found
 
     def of_shards(self, batch_id: int, shards: Iterable[int]) -> list[Held]:
-        """Return it with at least these shards' pointers; raises as `held`."""
+        """Return `held` operators with at least these shards' pointers; raises the errors of `held`."""
         wanted = set(shards)
         _, _, operators = self._of(batch_id)
         numbers = {operator.partitions for operator in operators if operator.partitions}

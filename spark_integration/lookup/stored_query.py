@@ -91,7 +91,7 @@ class Differing(NamedTuple):
     changed: IntArray
     changed_to: IntArray
     added: IntArray  #: Of the second run
-    equal: int  #: How many do not
+    equal: int  #: How many rows are equal
 
 
 def differing(before: Run, after: Run) -> Differing:
@@ -216,7 +216,7 @@ class StoredQuery:
         return [found for held in self._pointers.held(number) for found in self._of(number, held)]
 
     def directories(self) -> Mapping[str, str]:
-        """Return the operators' directories that the pointers name, with their query. Raises as `operators`."""
+        """Return the operators' directories that the pointers name, with their query; see `operators` for errors."""
         by_name = [self._rows_by_name(held) for held in self._pointers.held(self._batch(None).batch_id)]
         return {
             directory: rows[0].query for names in by_name for of in names.values() for directory, rows in of.items()
@@ -227,7 +227,7 @@ class StoredQuery:
         return self._pointers.log.times()
 
     def operator(self, name: str, batch_id: int | None = None) -> StoredOperator:
-        """Return one operator; raises as `operators`, and NotFoundError if there is none of this name."""
+        """Return one operator; raises the errors of `operators`, and NotFoundError if there is none of this name."""
         return self._one(name, self._batch(batch_id).batch_id)
 
     def get(
@@ -273,7 +273,7 @@ class StoredQuery:
     def history(
         self, operator: str, key: Key, *, table: str | None = None, batch_id: int | None = None
     ) -> Iterator[KeyVersion]:
-        """Yield what a key held, newest first, as far back as micro-batches are retained; raises as `get`.
+        """Yield what a key held, newest first, as far back as micro-batches are retained; raises the errors of `get`.
 
         Parameters
         ----------
@@ -306,7 +306,7 @@ class StoredQuery:
         after: str | None = None,
         limit: int = 100,
     ) -> Page:
-        """Return some rows of a shard, beginning where an earlier page ended; raises as `get`.
+        """Return some rows of a shard, beginning where an earlier page ended; raises the errors of `get`.
 
         Parameters
         ----------
@@ -329,7 +329,7 @@ class StoredQuery:
     def rows(
         self, operator: str, table: str, *, batch_id: int | None = None, at_once: int = 1
     ) -> tuple[TableSchema, Iterator[tuple[int, Run]]]:
-        """Return a table's columns, and all its rows by shard, each shard read when its turn comes; raises as `get`.
+        """Return a table's columns, and its rows by shard, reading shards one by one; raises the errors of `get`.
 
         Parameters
         ----------
@@ -357,12 +357,12 @@ class StoredQuery:
     def row_count(
         self, operator: str, table: str, shard: int, *, batch_id: int | None = None, read: int = 1_000
     ) -> int:
-        """Return how many rows a shard has: counted if there are few, else estimated; raises as `get`.
+        """Return how many rows a shard has: counted if there are few, else estimated; raises the errors of `get`.
 
         Parameters
         ----------
         read : int
-            How many rows to read. Hashes are uniform: where the first ones end tells how many follow.
+            How many rows to read. Hashes are uniform, so the last hash read tells how many rows follow.
         """
         found = self.operator(operator, self._batch(batch_id).batch_id)
         hashes = _hashes(self._first_rows(found, find_shown(found.tables, table), shard, 0, read + 1))
@@ -439,7 +439,7 @@ class StoredQuery:
         )
 
     def _of_keys(self, name: str, keys: Sequence[Key], batch_id: int) -> StoredOperator:
-        """Return an operator with the pointers of the shards of some keys, at least; raises as `operator`."""
+        """Return an operator with at least the pointers of some keys' shards; raises the errors of `operator`."""
         record = self._readers.record(name)
         if record is not None and record.query_id == self.query_id and keys:
             schemas = self._readers.tables(name).latest
@@ -453,7 +453,7 @@ class StoredQuery:
         return self._one(name, batch_id)
 
     def _of(self, batch_id: int, held: Held, name: str | None = None) -> list[StoredOperator]:
-        """Return the operators whose pointers one of Spark's operators holds, or the one of a name."""
+        """Return the operators whose pointers one of Spark's operators holds, or only the named one."""
         by_name = self._rows_by_name(held)
         return [self._operator(one, batch_id, held, by_name[one]) for one in sorted(by_name) if name in (None, one)]
 
@@ -561,7 +561,7 @@ def _read_place(after: str | None) -> tuple[int, int]:
     """Return the hash at which a page begins, and how many of its rows were shown before."""
     found = _PLACE.fullmatch(after or f"{0:016x}+0")
     if found is None:
-        raise InvalidArgumentError("no page ends there", after=ascii(after)[:80])
+        raise InvalidArgumentError("after must be the previous page's Page.after", after=ascii(after)[:80])
     return int(found[1], 16), int(found[2])
 
 
@@ -622,7 +622,7 @@ def open_query(
 
 
 def opened_query(location: str | Path, state_dir: str | Path | None, options: Mapping[str, object]) -> StoredQuery:
-    """Open the state of a query with what `parse_storage_options` returned; raises as `open_query`."""
+    """Open the state of a query with what `parse_storage_options` returned; raises the errors of `open_query`."""
     location, state_dir = places_of(location, state_dir, options)
     opened = open_storage(location, options)
     try:

@@ -402,18 +402,18 @@ class Own:
 
 
 def lists(lengths: npt.NDArray[Any], values: pa.Array, t: pa.DataType) -> pa.Array:
-    """Return lists of so many values each."""
+    """Return lists with these numbers of values."""
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64())
     return pa.LargeListArray.from_arrays(offsets, values, type=t)
 
 
 def elements(of: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array]:
-    """Return the values of lists, and which list each is of."""
+    """Return the values of lists, and the list of each."""
     return np.repeat(np.arange(len(of)), _lengths(of)), of.flatten()
 
 
 def _lengths(of: pa.Array) -> npt.NDArray[np.int64]:
-    """Return how many values each list has, none if it is null."""
+    """Return how many values each list has; a null list has none."""
     lengths: npt.NDArray[np.int64] = pc.fill_null(pc.list_value_length(of), 0).to_numpy()
     return lengths
 
@@ -506,7 +506,7 @@ def _parts(
 
 
 def require_same_aggregates(stored: StoredTables, declared: Mapping[str, TableSchema]) -> None:
-    """Raise `SchemaMismatchError` if a column is computed by another aggregate than its stored columns name."""
+    """Raise `SchemaMismatchError` if a column's aggregate is not the one that its stored columns name."""
     for table in declared.keys() & stored.live.keys():
         before = computations(stored.live[table].value)
         for column, now in computations(declared[table].value).items():

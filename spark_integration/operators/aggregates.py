@@ -210,7 +210,7 @@ def approx_count_distinct(column: str | Column, rsd: float = 0.05) -> Aggregate:
 
 
 def percentile_approx(column: str | Column, percentage: float | Sequence[float], accuracy: int = 10_000) -> Aggregate:
-    """Return the value, of the column, below which a fraction of all lie, or a list of such; null without values.
+    """Return the column's value at a percentile, or a list of values at several; null without values.
 
     Parameters
     ----------

@@ -202,7 +202,7 @@ def aggregated(
     positional: Sequence[Aggregate],
     named: Mapping[str, Aggregate],
 ) -> Aggregated:
-    """Resolve an aggregation; raises as Spark, or `InvalidArgumentError` if holdfast lacks an aggregate."""
+    """Resolve an aggregation; raises Spark's errors, or `InvalidArgumentError` if holdfast lacks an aggregate."""
     given: list[object] = [*positional, *named.values()]
     wrong = [one for one in given if not isinstance(one, Aggregate)]
     if wrong or not given:
@@ -239,10 +239,10 @@ def _require_plain(field: StructField) -> None:
 
 
 def require_free(key: str, *taken: str) -> None:
-    """Refuse a key with the name of a column that is holdfast's own."""
+    """Refuse a key with the name of a column that holdfast adds."""
     if key in taken or key.startswith("__holdfast_"):
         raise InvalidArgumentError(
-            "a key has the name of a column of holdfast's own: rename it, as in groupBy(F.col('a').alias('b'))",
+            "a key has the name of a column that holdfast adds: rename it, as in groupBy(F.col('a').alias('b'))",
             key=key,
         )
 
@@ -325,7 +325,7 @@ class WindowPlaces:
 
     @classmethod
     def of(cls, session: SparkSession, length: str, slide: str | None = None, start: str | None = None) -> WindowPlaces:
-        """Return the places of the windows that Spark's `window` makes of these durations; raises as it does."""
+        """Return the places of the windows that Spark's `window` makes of these durations; raises its errors."""
         length_us = after_1970(session, F.window("t", length), "end")
         apart = slide or length
         slide_us = length_us if slide is None else after_1970(session, F.window("t", slide), "end")

@@ -149,7 +149,7 @@ def first_rows(key: IntArray, until: IntArray, stored: IntArray, ttl: int) -> tu
 
 
 def deduplicated(df: DataFrame, subset: Sequence[str] | None, ttl: str | None, name: str) -> DataFrame:
-    """Define ``dropDuplicates``; raises as Spark, or `InvalidArgumentError` for a wrong setting, `ttl` or type."""
+    """Define ``dropDuplicates``; raises Spark's errors; `InvalidArgumentError` for a wrong setting, `ttl` or type."""
     _ = df.dropDuplicates(subset).schema  # type: ignore[arg-type]  # refuses what cannot be a subset
     kind = Deduplication if ttl is None else DeduplicationByTime
     time = time_column_of(df) if df.isStreaming else None
@@ -181,7 +181,7 @@ def _rows(
 
 
 def deduplicated_within_watermark(df: DataFrame, subset: Sequence[str] | None, name: str) -> DataFrame:
-    """Define ``dropDuplicatesWithinWatermark``; raises as `deduplicated`, and if there is no watermark."""
+    """Define ``dropDuplicatesWithinWatermark``; see `deduplicated`. Also raises without a watermark."""
     _ = df.dropDuplicatesWithinWatermark(subset).schema  # type: ignore[arg-type]  # refuses what cannot be a subset
     time = time_column_of(df) if df.isStreaming else None
     if time is None:

@@ -112,7 +112,7 @@ def joined(left: DataFrame, right: DataFrame, on: str | Sequence[str], within: s
 def asof_joined(
     left: DataFrame, right: DataFrame, on: str | Sequence[str], by: str, tolerance: str, name: str
 ) -> DataFrame:
-    """Define ``asof_join``; raises as `joined`, and if `by` is not both sides' watermark column."""
+    """Define ``asof_join``; raises the errors of `joined`, and one if `by` is not both sides' watermark column."""
     one, other = _inputs(left, right, on)
     if not one.time.name == other.time.name == by:
         raise InvalidArgumentError(
@@ -153,8 +153,8 @@ def _input(df: DataFrame, names: list[str], which: str) -> _Input:
     time = time_column_of(df) if df.isStreaming else None
     if time is None or not isinstance(time.field.dataType, TimestampType):
         raise InvalidArgumentError(
-            f"the {which} side of a join must be a stream with a watermark on a timestamp, by which rows are near each "
-            "other, and over: df.withWatermark('at', '10 minutes'). Others are joined by Spark's own df.join"
+            f"the {which} side of a join must be a stream with a watermark on its timestamp column: "
+            "df.withWatermark('at', '10 minutes'). Join other DataFrames with Spark's own df.join"
             f"{BEHIND_ANOTHER}",
             watermark=None if time is None else f"{time.field.name} {time.field.dataType.simpleString()}",
         )

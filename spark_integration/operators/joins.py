@@ -220,7 +220,7 @@ class Sides:
 
 
 def _stored(rows: pa.Table, types: pa.Schema) -> pa.RecordBatch:
-    """Return rows in the types in which they are stored."""
+    """Return rows in their storage types."""
     columns = [without_views(rows.column(field.name)) for field in types]
     stored = [column.cast(storage_type(field.type)) for column, field in zip(columns, types, strict=True)]
     schema = pa.schema([pa.field(field.name, storage_type(field.type)) for field in types])

@@ -41,6 +41,6 @@ class Places:
         return place
 
     def times(self, key: IntArray, places: IntArray) -> IntArray:
-        """Return the times of places of these keys."""
+        """Return the times at these places, given their keys."""
         rank = places - key * (self._ranks + 1)
         return rank + self._first if self._known is None else self._known[rank]

@@ -83,7 +83,7 @@ class Registers:
         return pa.array(np.floor(estimate + 0.5).astype(np.int64))
 
     def _without_bias(self, raw: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return of how many values a raw estimate is the expected one."""
+        """Return the number of values whose expected raw estimate is this one."""
         m = 1 << self.bits
         per_register, rank = np.linspace(0, 6, 601), np.arange(64)[:, np.newaxis]
         # The expected value of 0.5**rank, from the chance that no value of a register has a larger one.
@@ -165,7 +165,7 @@ class Ranked:
 
 
 def _ranked(states: pa.Array) -> tuple[IntArray, pa.Array, IntArray, IntArray]:
-    """Return which state each value is of, the values, their counts and their slack."""
+    """Return each value's state, the values, their counts and their slack."""
     of, items = elements(states)
     values, count, slack = items.flatten()
     return of, values, count.to_numpy(), slack.to_numpy()

@@ -302,7 +302,7 @@ class Ranking:
         return pa.concat_tables([old, pa.Table.from_arrays(new, schema=old.schema)])
 
     def order(self, key: IntArray, rows: pa.Table) -> RowOrder:
-        """Return rows by key and, of one key, by rank. `key` is the number of each row's key."""
+        """Return rows by key, then by rank. `key` is the number of each row's key."""
         signs = [1 if ascends else -1 for ascends in self.ascending]
         by = [sign * ranks(rows.column(name)) for name, sign in zip(self.columns, signs, strict=True)]
         order = np.lexsort([*reversed(by), key])
@@ -352,7 +352,7 @@ class _Ranked:
         for name in [*names, *([UNTIL.name] if self.ttl else [])]:
             if name in taken:
                 raise InvalidArgumentError(
-                    "the input has a column with the name of one of the operator's own: rename it, as in "
+                    "an input column has the name of a column that the operator adds: rename it, as in "
                     "df.withColumnRenamed('a', 'b')",
                     column=name,
                 )
@@ -374,7 +374,7 @@ class _Ranked:
         fold = name_folding(self.df)
         found = [f for f in self.others if f.name == name] or [f for f in self.others if fold(f.name) == fold(name)]
         if not found:
-            raise InvalidArgumentError("by is a key, in which all rows of a key are equal: name another", column=name)
+            raise InvalidArgumentError("by is a key, so all rows of a key are equal in it: name another", column=name)
         t = found[0].dataType
         is_plain = isinstance(t, AtomicType) and not isinstance(t, NullType)
         if not is_plain or (isinstance(t, StringType) and t != StringType()):
@@ -423,7 +423,7 @@ def top_rows(
 def latest_rows(
     df: DataFrame, grouping: Grouping, by: str | Sequence[str], ttl: str | None, outputMode: object, name: str
 ) -> DataFrame:
-    """Define ``groupBy(…).latest(…)``; raises as `top_rows`."""
+    """Define ``groupBy(…).latest(…)``; raises the errors of `top_rows`."""
     ranked = _Ranked.of(df, grouping, ttl)
     ranked.require_free()
     output = ranked.output()

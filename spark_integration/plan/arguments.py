@@ -96,7 +96,7 @@ def require_accepted_by_spark(
 
 
 def checked_mode(given: object) -> Mode:
-    """Return an output mode. Raises `InvalidArgumentError` if there is no such mode."""
+    """Return an output mode. Raises `InvalidArgumentError`."""
     mode = str(given).lower()
     if mode not in ("append", "update"):
         raise InvalidArgumentError(
@@ -126,7 +126,7 @@ def duration_us(df: DataFrame, given: object, argument: str = "ttl") -> int:
 def processor_host(
     output_mode: str, time_mode: str, event_time_column: str, output: StructType, df: DataFrame
 ) -> StatefulProcessorHost:
-    """Return the host for the arguments of ``transformWithState``; raises as the functions below."""
+    """Return the host for the arguments of ``transformWithState``; raises the errors of the functions below."""
     mode, times = output_mode_of(output_mode), time_mode_of(time_mode, df)
     require_protobuf()
     if df.isStreaming:

@@ -34,7 +34,7 @@ from holdfast.errors import HoldfastError, InvalidArgumentError, SchemaMismatchE
 from holdfast.settings import MOST_SHARDS, Settings
 from holdfast.snapshotter.ownership.operator_record import find_operator
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
-from holdfast.spark_integration.failures import passes
+from holdfast.spark_integration.failures import is_transient
 from holdfast.spark_integration.hosts.host import GroupStateHost, Host, SentRows, StatefulProcessorHost, run_batch
 from holdfast.spark_integration.plan.arguments import Mode, can_host_processors, operator_name
 from holdfast.spark_integration.plan.event_time import time_column_of, without_watermark
@@ -86,7 +86,7 @@ def stored_state(session: SparkSession, settings: Settings, operator: str, funct
     try:
         (row,) = found.collect()
     except Exception as exc:
-        if not passes(exc):  # Spark repeats no task of a local master
+        if not is_transient(exc):  # Spark repeats no task of a local master
             raise
         _log.warning("reading the stored state of %r failed, and is retried: %s", operator, exc)
         (row,) = found.collect()

@@ -50,7 +50,7 @@ class Grouping:
 def resolve_keys(df: DataFrame, keys: Sequence[object]) -> Grouping:
     """Resolve the keys given to ``groupBy``: names, ordinals or columns, or one sequence of them.
 
-    Raises as Spark, and `InvalidArgumentError` for no key, several columns for one, one name twice, or a wrong type.
+    Raises Spark's errors; `InvalidArgumentError` for no key, several columns for one, a repeated name, or a wrong type.
     """
     if len(keys) == 1 and isinstance(keys[0], Sequence) and not isinstance(keys[0], str):
         keys = keys[0]

@@ -43,7 +43,7 @@ _REST_MS = 60_000
 
 
 def news_of(session: SparkSession, state_dir: str, storage_values: Mapping[str, str]) -> bytes:
-    """Return the accumulator by which tasks report their queries, whose locations this process notes."""
+    """Return the accumulator with which tasks report their queries; this process notes their locations."""
     context = session.sparkContext
     with _lock:
         if not _heard or _heard[0][0] is not context:
@@ -64,14 +64,14 @@ class _NewsAtDriver(NewsParam):
         return NewsParam, ()
 
     def addInPlace(self, value1: News, value2: News) -> News:
-        """Hand the news on, and keep none."""
-        for told in value2:
-            self._noter.hear(told)
+        """Pass the news to the noter, and keep none."""
+        for query in value2:
+            self._noter.hear(query)
         return value1
 
 
 class Noter:
-    """Notes the locations of an application's queries, anew where another driver has noted another one since."""
+    """Notes the locations of an application's queries, again if another driver has noted a different one since."""
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
@@ -82,39 +82,39 @@ class Noter:
         #: By state directory, its storage, as in the last definition that uses it.
         self.options: dict[str, dict[str, str]] = {}
 
-    def hear(self, told: AtWork) -> None:
+    def hear(self, query: AtWork) -> None:
         """Note a query's location, soon if it is in the news again; Spark's scheduler waits."""
-        if told in self._under_way:
+        if query in self._under_way:
             return  # a slow storage: the next news is soon enough
-        self._under_way.add(told)
+        self._under_way.add(query)
         looked = threading.Event()
-        thread = threading.Thread(target=self._note, args=(told, looked), name="holdfast-note", daemon=True)
+        thread = threading.Thread(target=self._note, args=(query, looked), name="holdfast-note", daemon=True)
         try:
             thread.start()
         except RuntimeError as exc:  # no more threads. Raised on, it would end all accumulators of the application
-            self._under_way.discard(told)
-            _log.info("the location of query %s could not be noted: %s", told.query_id, exc)
+            self._under_way.discard(query)
+            _log.info("the location of query %s could not be noted: %s", query.query_id, exc)
             return
         looked.wait(_WAITED_S)  # a query that ends with this micro-batch is known no longer
-        if told not in self._known:
-            self._known.add(told)
+        if query not in self._known:
+            self._known.add(query)
             thread.join(self._waited_s)
             if thread.is_alive():
-                self._waited_s = 0  # other queries would wait in vain, too
+                self._waited_s = 0  # other queries would time out, too
 
-    def _note(self, told: AtWork, looked: threading.Event) -> None:
+    def _note(self, query: AtWork, looked: threading.Event) -> None:
         try:
-            location, now_ms = running_location(self._session, told.query_id), clock.monotonic_ms()
+            location, now_ms = running_location(self._session, query.query_id), clock.monotonic_ms()
             looked.set()
-            noted, noted_ms = self._noted.get(told, (None, 0))
+            noted, noted_ms = self._noted.get(query, (None, 0))
             if location is None or (location == noted and now_ms - noted_ms < _REST_MS):
                 return
-            options = parse_storage_options(self.options.get(told.state_dir, {}))
-            with open_storage(told.state_dir, options) as storage:
-                note_location(storage, NotedLocation(told.state_id, told.query_id, location, socket.gethostname()))
-            self._noted[told] = location, now_ms
+            options = parse_storage_options(self.options.get(query.state_dir, {}))
+            with open_storage(query.state_dir, options) as storage:
+                note_location(storage, NotedLocation(query.state_id, query.query_id, location, socket.gethostname()))
+            self._noted[query] = location, now_ms
         except (HoldfastError, RuntimeError) as exc:  # the latter of threads, when the program ends
-            _log.info("the state directory does not note the location of query %s: %s", told.query_id, exc)
+            _log.info("the state directory does not note the location of query %s: %s", query.query_id, exc)
         finally:
             looked.set()
-            self._under_way.discard(told)
+            self._under_way.discard(query)

@@ -86,7 +86,7 @@ def name_folding(df: DataFrame) -> Callable[[str], str]:
 
 
 def shuffle_partitions(session: SparkSession) -> int:
-    """Return the number that a query gets if it first starts now."""
+    """Return the number of shuffle partitions that a query would pin if it first started now."""
     return int(str(session.conf.get(_KEY)))
 
 

@@ -223,7 +223,7 @@ class FrameExchange:
 
 
 class _ProcessorFrames(OutputFrames):
-    """Takes frames as Spark's worker does from processors: each is converted by itself, as it is yielded.
+    """Takes a processor's frames as Spark's worker does: converts each by itself, when it is yielded.
 
     So it may be changed later and yielded again, and may have more columns than needed; booleans can be numbers.
     """
@@ -269,7 +269,7 @@ class _ProcessorFrames(OutputFrames):
 
 
 def frames_of(returned: Any) -> Iterator[pd.DataFrame]:
-    """Iterate over a processor's output for a key. Raises `PySparkValueError` if an element is no frame."""
+    """Iterate over a processor's output for a key. Raises `PySparkValueError` if an element is not a frame."""
     for frame in returned:
         if not isinstance(frame, pd.DataFrame):
             raise PySparkValueError(

@@ -72,7 +72,7 @@ from holdfast.spark_integration.tables.restarting import (
     unconsented,
 )
 from holdfast.spark_integration.timers import TIMERS, DueTimers, KeysAtOnce, timers_schema
-from holdfast.spark_integration.transport.python_stage import seldom_collecting_old
+from holdfast.spark_integration.transport.python_stage import rare_full_collections
 from holdfast.spark_integration.ttl.expiry import EXPIRES, index_of
 
 _CONTAINERS = (dict, list, set, bytearray)
@@ -273,7 +273,7 @@ class TransformWithState:
 
     def _run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         calls = _Calls(self, batch, transaction)
-        with seldom_collecting_old():
+        with rare_full_collections():
             for keys, shown, pieces in self.slabs(batch, calls.at_once):
                 yield from calls.with_rows(keys, shown, pieces)
             yield from calls.expired_timers()
@@ -441,7 +441,7 @@ class _Calls:
         return finished(self._output, self._operator)
 
     def close(self) -> int | None:
-        """Close the processor, remove expired state, and return when the shard must be called at the latest."""
+        """Close the processor, remove expired state, and return the latest time for the shard's next call."""
         self._in_phase(TIMER_PROCESSED)
         if self._step.is_streaming:
             self._attributes.warn_of_changes()
@@ -465,7 +465,7 @@ def _times_of(step: TransformWithState, times: BatchTimes) -> tuple[TimerValues,
 
 
 def _distinct(due: DueTimers) -> tuple[Keys, IntArray]:
-    """Return the keys of some timers, each once, in the order of their first timers, and the key of each timer."""
+    """Return the distinct keys of these timers, in the order of their first timers, and the key of each timer."""
     order = order_rows(due.keys.hashes, due.keys.columns)
     first_timers = order.rows[order.first]
     ascending = np.argsort(first_timers)

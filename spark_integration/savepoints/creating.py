@@ -55,13 +55,19 @@ from holdfast.snapshotter.savepoints.manifest import (
     sinks_of,
     unnamed,
 )
-from holdfast.snapshotter.savepoints.savepoints import Making, making, require_free, savepoint_folder, write_pieces
+from holdfast.snapshotter.savepoints.savepoints import (
+    SavepointWriter,
+    begin_savepoint,
+    require_free,
+    savepoint_folder,
+    write_pieces,
+)
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_url
 from holdfast.snapshotter.storage.probe import probe_storage
 from holdfast.snapshotter.version_reader import read_tables
-from holdfast.spark_integration.executor.takeover import own_directory
+from holdfast.spark_integration.executor.takeover import working_directory
 from holdfast.spark_integration.savepoints.changes import require_comment
 from holdfast.spark_integration.savepoints.seeding import partitions_of
 from holdfast.spark_integration.savepoints.tasks import ShardTask, SparkTasks, Tasks, each_ahead
@@ -84,7 +90,7 @@ _WAIT_EACH_MS = 100
 def saved_query(
     location: QueryLocation, query_id: str, batch: LoggedBatch, folder: ObjectStorage, sinks: Iterable[SavedSink]
 ) -> SavedQuery:
-    """Return a query as after a micro-batch, with copies of its source logs; warn of results that it lacks.
+    """Return a query as it was after a micro-batch, with copies of its source logs; warn of missing results.
 
     `sinks`: found before the logs are read, so what they have decided was planned.
     """
@@ -178,7 +184,7 @@ class ShardSaver(ShardTask):
         pointer = Pointer(row["version"], row["commit"])
         carried = {} if row["carried"] is None else {pointer: bytes(row["carried"])}
         prefix = shard_prefix(row["directory"], row["shard"])
-        with own_directory(self.settings.local_dir) as home:
+        with working_directory(self.settings.local_dir) as home:
             log = ObjectCommitLog(storage, prefix, held, io_executor(), home, carried=carried)
             rows = read_tables(log, pointer, held)
         for table, schema in tables.items():
@@ -256,14 +262,14 @@ def save(
     comment: str = "",
     times: LoggedBatch | None = None,
 ) -> Savepoint:
-    """Save a query's state as `create`, by any `tasks`; `times`: the micro-batch to take watermark and time from."""
+    """Save a query's state like `create`, with any `tasks`; `times`: the micro-batch with its watermark and time."""
     require_names(without, comment)
     _require_place(target, checkpoint_location, tasks)
     with (
         open_storage(str(checkpoint_location), tasks.options) as logs,
         open_storage(str(target), tasks.options) as targets,
     ):
-        new = making(targets, name)
+        new = begin_savepoint(targets, name)
         of = _Saving(tasks, logs, str(checkpoint_location), str(target), name)
         query_id = of.location.query_id()
         operators, left_out, query = of.of_batch(batch_id, lambda batch: of.parts(batch, without, new, query_id))
@@ -409,7 +415,7 @@ class _Saving:
         return batch.batch_id not in self.location.committed()
 
     def parts(
-        self, batch: LoggedBatch, without: Collection[str], new: Making, query_id: str
+        self, batch: LoggedBatch, without: Collection[str], new: SavepointWriter, query_id: str
     ) -> tuple[tuple[SavedOperator, ...], tuple[str, ...], SavedQuery]:
         """Save everything after a micro-batch: operators, the names of those that are left out, and the query."""
         every = self.tasks.steps(self.logs, self.checkpoint_location, batch)
@@ -552,7 +558,7 @@ class _Known:
 
 
 def _without_rows(name: str, step: StatefulStep, batch: LoggedBatch) -> _Known:
-    """Return an operator that has had no rows yet: it is saved as empty, without a name of its own."""
+    """Return an operator that has had no rows yet: it is saved as empty, and its name is unknown."""
     _log.warning(
         "operator %d of the query has had no rows yet, so its name is unknown: it is saved as %r, without state, and a "
         "restore asks for its name",
@@ -565,12 +571,12 @@ def _without_rows(name: str, step: StatefulStep, batch: LoggedBatch) -> _Known:
 
 
 def _modes(step: StatefulStep) -> dict[str, str]:
-    """Return the modes that Spark has noted of a host, and asks for again."""
+    """Return the modes that Spark has recorded for a host, and requires again."""
     return modes_of(step.properties, step.number) if step.host == STATE_VARIABLES else {}
 
 
 def _names_of(step: StatefulStep) -> list[str]:
-    """Return the names of a step's operators: Spark's name for Spark's own; unknown, and so none, without rows."""
+    """Return the names of a step's operators: Spark's name for Spark's own; none if it had no rows yet."""
     if not step.is_ours:
         return [step.host]
     if "" in step.pointers:

@@ -29,7 +29,7 @@ from holdfast.backends.schema import TableSchema
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.settings import Settings
 from holdfast.snapshotter.savepoints.manifest import SavedOperator, SavedSink, Savepoint, sinks_of
-from holdfast.snapshotter.savepoints.savepoints import making
+from holdfast.snapshotter.savepoints.savepoints import begin_savepoint
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.plan.arguments import can_host_processors, operator_name
@@ -135,7 +135,7 @@ def from_spark(
         open_storage(str(checkpoint_location), options) as logs,
         open_storage(str(target), options) as targets,
     ):
-        new = making(targets, name)
+        new = begin_savepoint(targets, name)
         location = QueryLocation(logs)
         query_id, batch = location.query_id(), location.batch(batchId)
         wanted = shards if shards is not None else partitions_of(batch.conf)
@@ -159,7 +159,7 @@ def _sinks(settings: Settings, options: Mapping[str, object], query_id: str) -> 
 
 
 def require_sparks_own(location: ObjectStorage, batch_id: int | None) -> None:
-    """Raise as `from_spark` for a missing micro-batch or holdfast's own state, without starting Spark."""
+    """Raise the errors of `from_spark` for a missing micro-batch or holdfast's own state, without starting Spark."""
     batch, operators = QueryLocation(location).batch(batch_id), StateOperators(location)
     with suppress(NotKnownError, CorruptionError):
         for operator in operators.at(batch.batch_id):

@@ -81,7 +81,7 @@ class NewQuery:
 
     @property
     def rescaling_url(self) -> str:
-        """A directory for a savepoint that has the query's id as its name, and is gone at the end."""
+        """A directory for a savepoint that is named after the query's id and deleted at the end."""
         return f"{str(self.settings.state_dir).rstrip('/')}/{RESCALING}"
 
     def remove_stub(self) -> None:
@@ -102,7 +102,7 @@ class NewQuery:
         require_mine(self.location, self.query_id)
 
     def finish(self) -> None:
-        """Let the query be started. Raises `ConflictError` if somebody else has taken its location meanwhile."""
+        """Make the query startable. Raises `ConflictError` if another process has taken its location meanwhile."""
         self.is_finishing = True
         finish(self.location, self.query_id)
         if self.state_id:
@@ -158,7 +158,7 @@ def new_query(
 
 
 def require_new_location(url: str, options: Mapping[str, object]) -> None:
-    """Raise as `new_query` does for a checkpoint location that holds something else; nothing is written."""
+    """Raise the errors of `new_query` for an occupied checkpoint location; write nothing."""
     with open_storage(url, options) as location, _no_state_directory(location):
         _stopped(location, {info.key for info in location.list("")})
 
@@ -247,7 +247,7 @@ def _stopped(location: ObjectStorage, found: set[str]) -> set[str]:
 
 
 def begin(location: ObjectStorage, query_id: str) -> set[str]:
-    """Take an empty checkpoint location, or a stopped restore's; return the ids that those queries would have."""
+    """Take an empty checkpoint location, or that of stopped restores; return the ids of their queries."""
     found = {info.key for info in location.list("")}
     marks = _stopped(location, found)
     mine = _MARK + query_id
@@ -283,7 +283,7 @@ def _marks(keys: Iterable[str]) -> set[str]:
 
 
 def finish(location: ObjectStorage, query_id: str) -> None:
-    """Let the query be started; warn if the mark cannot be deleted. Raises `ConflictError`, `UnavailableError`."""
+    """Make the query startable; warn if the mark cannot be deleted. Raises `ConflictError`, `UnavailableError`."""
     require_mine(location, query_id)
     try:
         location.put_if_absent("metadata", json.dumps({"id": query_id}, separators=(",", ":")).encode())

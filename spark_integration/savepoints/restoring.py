@@ -145,7 +145,7 @@ class Restorable:
 
     @classmethod
     def read(cls, target: str, name: str, options: Mapping[str, object], changes: Changes) -> Restorable:
-        """Read a savepoint's manifest; raises as `restore` if it cannot be restored so."""
+        """Read a savepoint's manifest; raises the errors of `restore` if it cannot be restored with these changes."""
         with open_storage(target, options) as savepoints:
             savepoint = read_savepoint(savepoints, name)
         partitions = changes.shards if changes.partitions is None else changes.partitions
@@ -248,7 +248,7 @@ class _State:
 
 
 def _advise_of_shards(states: Collection[_State]) -> None:
-    """Advise on settings where a name implies another query's number of shards; else the start fails, naming it."""
+    """Advise on settings if a name implies another query's number of shards: without them the start fails."""
     misled = [state for state in states if state.shards_by_name not in (None, state.plan.shards)]
     if not misled:
         return

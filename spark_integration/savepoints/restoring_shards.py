@@ -37,7 +37,7 @@ from holdfast.snapshotter.savepoints.manifest import Piece, SavedOperator
 from holdfast.snapshotter.savepoints.savepoints import read_piece, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.spark_integration.executor.takeover import own_directory
+from holdfast.spark_integration.executor.takeover import working_directory
 from holdfast.spark_integration.processor.state.variable_tables import is_of_elements
 from holdfast.spark_integration.savepoints.changes import Migration
 from holdfast.spark_integration.savepoints.tasks import ShardTask, each_ahead, failed
@@ -68,7 +68,7 @@ class HashRange:
         return self.first <= other.last and other.first <= self.last
 
     def shards(self, shards: int) -> range:
-        """Return which of that many shards have any of these hashes."""
+        """Return which of `shards` shards have any of these hashes."""
         first, last = ((end >> 32) * shards >> 32 for end in (self.first, self.last))
         return range(first, last + 1)
 
@@ -113,7 +113,7 @@ def _tasks(operator: SavedOperator, pieces: Sequence[Piece]) -> int:
 
 
 def _range_of(piece: Piece, schema: TableSchema, shards: int) -> HashRange:
-    """Return the hashes that a piece's keys may have, which rows in order of time do not show."""
+    """Return the range of hashes of a piece's keys; rows sorted by time do not show it."""
     if is_by_time(schema):
         return HashRange.of_shard(piece.shard, shards)
     return HashRange(piece.first_hash, piece.last_hash)
@@ -157,7 +157,7 @@ class ShardRestorer(ShardTask):
         if not runs:
             return None, None
         pointer = Pointer(FIRST_VERSION, clock.new_id())
-        with own_directory(self.settings.local_dir) as home:
+        with working_directory(self.settings.local_dir) as home:
             held = {**read.tables, **{table: of.after for table, of in operator.migrations.items()}}
             log = ObjectCommitLog(
                 storage, shard_prefix(operator.directory, shard), held, io_executor(), home, carried_bytes=0
@@ -220,7 +220,7 @@ class PieceRows:
                 yield table, run
 
     def _in_order(self) -> Iterator[Piece]:
-        """Yield the pieces in the order of need: timers all at once, in other tables a shared piece only once."""
+        """Yield the pieces in the order in which they are needed: timers together, a piece that shards share once."""
         last: dict[str, Piece] = {}
         for shard in self.shards:
             for table, schema in self.tables.items():

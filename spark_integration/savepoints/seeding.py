@@ -53,7 +53,7 @@ class FirstState:
 
 
 def pinned(query: SavedQuery, partitions: int | None) -> dict[str, str]:
-    """Return the settings that the saved query's micro-batch pinned, for other partitions if asked."""
+    """Return the settings that the saved query's micro-batch pinned, with other partitions if given."""
     conf: dict[str, str] = dict(json.loads(query.batch)["conf"])
     strange = [name for name in conf if not name.startswith("spark.sql.")]
     if strange:
@@ -62,7 +62,7 @@ def pinned(query: SavedQuery, partitions: int | None) -> dict[str, str]:
 
 
 def partitions_of(conf: Mapping[str, object]) -> int:
-    """Return into how many partitions a query divides its state; 1 if it pinned none. Raises `CorruptionError`."""
+    """Return the number of partitions of a query's state; 1 if it pinned none. Raises `CorruptionError`."""
     text = str(conf.get(PARTITIONS, 1))
     if not _COUNT.fullmatch(text) or int(text) >= SHARDS_LIMIT:
         raise CorruptionError("the query's log pins an impossible number of partitions", pinned=text)
@@ -119,7 +119,7 @@ def _offsets(version: str, batch: Mapping[str, Any], sources: Sequence[SavedSour
 
 
 def moved(key: str, data: memoryview, location: str) -> memoryview | bytes:
-    """Return a file of Spark's state for its new place: an operator's metadata may name files by path."""
+    """Return a file of Spark's state with the paths of its new place: an operator's metadata may name files."""
     if not _METADATA.fullmatch(key):
         return data
     try:

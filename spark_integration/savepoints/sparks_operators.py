@@ -90,7 +90,7 @@ _NO_TYPES = pa.schema([])  # of the output: nothing is shown
 
 @dataclass(frozen=True)
 class Described:
-    """What Spark's state does not tell of an aggregation."""
+    """What Spark's state does not record of an aggregation."""
 
     aggregates: Mapping[str, str] | None = None  #: Functions by column, in the order of Spark's ``agg``
     window: str | Sequence[str] | None = None  #: Length, slide and start, as given to ``window``
@@ -106,7 +106,7 @@ class MovedOperator:
 
 
 def moved(host: str, rows: DataFrame, described: Described, *, has_watermark: bool) -> MovedOperator:
-    """Return the operator that continues the state of one of `HAVE_COUNTERPARTS`, of which `rows` are the state."""
+    """Return the operator that continues the state `rows` of one of `HAVE_COUNTERPARTS`."""
     keys = struct_of(rows.schema["key"]).fields
     if not keys or (host == AGGREGATION and len(keys) == 1 and _is_window(keys[0].dataType)):
         raise InvalidArgumentError("an aggregation without keys has no counterpart in holdfast: leave it as it is")
@@ -129,7 +129,7 @@ def moved(host: str, rows: DataFrame, described: Described, *, has_watermark: bo
 
 @dataclass(frozen=True)
 class _State:
-    """Spark's state as a frame whose fields have numbers: names of buffers occur twice, and Spark mixes them up."""
+    """Spark's state as a frame with numbered fields: names of buffers may repeat, and Spark mixes them up."""
 
     keys: list[T.StructField]
     values: list[T.StructField]
@@ -281,7 +281,7 @@ def _require_windows(frame: DataFrame, window: Column, places: WindowPlaces) -> 
 
 
 def _accumulators(state: _State, first: int, described: Described) -> tuple[tuple[Accumulator, ...], list[Column]]:
-    """Return the aggregates, and the columns of their state, of the buffers from number `first` on."""
+    """Return the aggregates, and the columns of their state, in the buffers from number `first` on."""
     assert described.aggregates is not None
     accumulators: list[Accumulator] = []
     columns: list[Column] = []
@@ -326,14 +326,14 @@ def _accumulators(state: _State, first: int, described: Described) -> tuple[tupl
 
 
 def _words(fields: Sequence[T.StructField]) -> tuple[str, ...]:
-    """Return the names of the buffers of one estimate of distinct values, which come first."""
+    """Return the names of the leading buffers, those of one estimate of distinct values."""
     names = [f"MS[{i}]" for i in range(len(fields))]
     others = [i for i, field in enumerate(fields) if field.name != names[i]]
     return (*names[: others[0] if others else None],)
 
 
 def _register_bits(words: int) -> int:
-    """Return of how many bits a register's number is, given the words of Spark's registers."""
+    """Return how many bits a register's number has, given the words of Spark's registers."""
     return ((words - 1) * 10).bit_length()
 
 

@@ -94,7 +94,7 @@ def versions_of(spark: SparkSession) -> dict[str, str]:
 
 
 def run_tasks(spark: SparkSession, shards: Sequence[tuple[Any, ...]], task: ShardTask) -> list[Row]:
-    """Run a task for some shards, each in a Spark task of its own, and return the results."""
+    """Run a task for some shards, each in its own Spark task, and return the results."""
     from pyspark.errors import PySparkException
 
     if not shards:
@@ -126,7 +126,7 @@ def run_frame(
 
 
 def require_no_error(found: Iterable[Any]) -> None:
-    """Raise the first error that rows of tasks return."""
+    """Raise the first error among the rows that tasks return."""
     for row in found:
         if row["error"] is not None:
             kind, _, message = row["error"].partition(": ")
@@ -134,7 +134,7 @@ def require_no_error(found: Iterable[Any]) -> None:
 
 
 def each_ahead(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> Generator[_Result, None, None]:
-    """Call a function for each item as `map` does, several at once by this process's threads for storage requests."""
+    """Call a function for each item like `map`, several at once in this process's threads for storage requests."""
     return ahead(io_executor(), work, items)
 
 
@@ -169,7 +169,7 @@ class Tasks(Protocol):
         """Raise `NotKnownError` if only Spark can read a query's pointers, or make its state."""
 
     def state_maker(self, conf: Mapping[str, str], hosts: Collection[str]) -> StateMaker:
-        """Return what makes a query's state from its settings and operators. Raises `NotKnownError`."""
+        """Return the function that makes a query's state from its settings and operators. Raises `NotKnownError`."""
 
 
 def settings_of(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
@@ -240,7 +240,7 @@ class OwnProcess:
         at_once: int,
         on_shard: Callable[[int], object],
     ) -> OwnProcess:
-        """Return what works with a state directory; the options are values of ``spark.holdfast.storage.*``."""
+        """Return the tasks for a state directory; the options are values of ``spark.holdfast.storage.*``."""
         settings = Settings.parse({f"{PREFIX}state.dir": state_dir}, backend_names())
         return cls(settings, parse_storage_options(options), executor, at_once, on_shard)
 

@@ -51,9 +51,9 @@ from holdfast.snapshotter.savepoints.manifest import (
     ShardTimes,
 )
 from holdfast.snapshotter.savepoints.savepoints import (
-    Making,
+    SavepointWriter,
+    begin_savepoint,
     fetch_piece,
-    making,
     read_log,
     read_savepoint,
     savepoint_folder,
@@ -219,7 +219,7 @@ def edited_tables(frames: Mapping[str, DataFrame], tables: Mapping[str, TableSch
 
 
 def _require_same_keys(table: TableSchema, frame: DataFrame) -> None:
-    """Check the types of the keys: the same number has another hash as another type."""
+    """Check the types of the keys: a number's hash depends on its type."""
     fields = StructType(frame.schema.fields[: len(table.key)])
     given = TableSchema.of(table.name, arrow_schema(fields, table.name), pa.schema([])).key
     differ = [
@@ -262,7 +262,7 @@ class TableWriter:
     ends: RowEnds | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield each shard's stored result, or an error that repeating would not mend. Raises `UnavailableError`."""
+        """Yield each shard's stored result, or an error that repeating would not cure. Raises `UnavailableError`."""
         found = list(batches)
         if not found:
             return
@@ -520,14 +520,14 @@ def without_rows(
 @contextmanager
 def _begun(
     frames: Mapping[str, DataFrame], target: str | Path, name: str
-) -> Iterator[tuple[TableSetWriter, ObjectStorage, Making]]:
+) -> Iterator[tuple[TableSetWriter, ObjectStorage, SavepointWriter]]:
     """Yield a table writer, the directory of savepoints, and the savepoint in the making."""
     if not frames:
         raise InvalidArgumentError("name at least one table to write")
     spark = next(iter(frames.values())).sparkSession
     settings, options = settings_of(spark)
     with open_storage(str(target), options) as targets:
-        new = making(targets, name)
+        new = begin_savepoint(targets, name)
         yield TableSetWriter(spark, settings, str(target), name, new.id), targets, new
 
 
@@ -543,7 +543,7 @@ class TableSetWriter:
     maker: str
 
     def written(self, operator: SavedOperator, tables: Sequence[TableRows]) -> SavedOperator:
-        """Return an operator with these tables in place of those it has of their names."""
+        """Return an operator with these tables in place of those of the same names."""
         schemas, pieces = dict(operator.tables), list(operator.pieces)
         earliest_ms: dict[int, int | None] = {times.shard: times.earliest_timer_ms for times in operator.times}
         for rows in tables:

@@ -200,7 +200,7 @@ class ServerMetrics:
 
 
 class Exposition:
-    """Answers Prometheus once an announcement names a port; threads do not wait for one that looks for a port."""
+    """Answers Prometheus once an announcement names a port; only one thread looks for a free port."""
 
     def __init__(self, collector: ServerMetrics, monotonic_ms: Callable[[], int] = clock.monotonic_ms) -> None:
         self._collector = collector

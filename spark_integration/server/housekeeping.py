@@ -81,7 +81,7 @@ class _Operator:
 
 
 class ShardUse:
-    """Counts the calls of durable shards, from any thread; a call costs a look at a file."""
+    """Counts the calls of durable shards, from any thread; each checks that a file exists."""
 
     def __init__(self, now_ms: Callable[[], int] = clock.monotonic_ms) -> None:
         self._now_ms = now_ms
@@ -104,8 +104,8 @@ class ShardUse:
             operator.shards[directory] = operator.calls
             operator.shards.move_to_end(directory)
 
-    def take_up(self, executor_directory: Path) -> None:
-        """Count durable shards of earlier servers and failed calls as called now."""
+    def count_existing(self, executor_directory: Path) -> None:
+        """Register durable shards that earlier servers or failed calls left, as called now."""
         for place, kept_ms in ((IN_MEMORY, SILENT_MS), (ON_DISK, KEPT_MS)):
             marks = _found(executor_directory / place, f"*/*/{SHARD_PREFIX}*/{DURABLE}")
             for folder, kind in {(mark.parents[1], _kind(mark.parent)) for mark in marks}:
@@ -137,7 +137,7 @@ class ShardUse:
 
 
 def _kind(shard: Path) -> str:
-    """Return the digest in a shard's name, which covers its state directory: it tells what is durable."""
+    """Return the digest in a shard's name; it covers the state directory, and so whether state is durable."""
     return shard.name.rpartition("-")[2]
 
 
@@ -146,7 +146,7 @@ def _of_kind(operator_directory: Path, kind: str) -> list[Path]:
 
 
 def _found(folder: Path, pattern: str) -> list[Path]:
-    """Return matches below a folder, skipping what is unreadable or vanishes, where `Path.glob` fails."""
+    """Return matches below a folder; unlike `Path.glob`, skips what is unreadable or vanishes."""
     return [folder / name for name in glob.glob(pattern, root_dir=folder)]
 
 
@@ -182,7 +182,7 @@ def remove_old_runs(query_directory: Path) -> None:
 
 
 class Housekeeping:
-    """The background work of an executor's shards; `run` in a thread of its own, everything else from any."""
+    """The background work of an executor's shards; `run` in its own thread, everything else from any."""
 
     def __init__(
         self,
@@ -241,7 +241,7 @@ class Housekeeping:
 
     def tidy_up(self) -> None:
         """Drop unused shards, forget those that are gone, and close unneeded storages; called now and then."""
-        self._use.take_up(self._shards.root)
+        self._use.count_existing(self._shards.root)
         self._let_go(self._use.idle())
         for directory in list(self._known):
             if not os.path.exists(directory):  # `Path.exists` fails where the disk does, which would end the server

@@ -117,7 +117,7 @@ class _Slot:
 
 
 def _identity(directory: Path) -> tuple[int, int] | None:
-    """Return an identity that distinguishes a directory from later ones of its name; None if absent."""
+    """Return an identity that distinguishes a directory from later ones with its name; None if absent."""
     try:
         found = os.stat(directory)
     except OSError:
@@ -178,7 +178,7 @@ class OpenShards:
                     del self._slots[directory]
 
     def close_unused(self) -> None:
-        """Close shards that nobody has used for `IDLE_AFTER_MS`, or whose directory is gone: their query has ended."""
+        """Close shards unused for `IDLE_AFTER_MS`, or whose directory is gone: their query has ended."""
         for directory in self._directories():
             with self._slot(directory) as slot, slot.changed:
                 is_idle = clock.monotonic_ms() - slot.used_ms > IDLE_AFTER_MS
@@ -248,7 +248,7 @@ class _Opened:
     """A storage that is open."""
 
     storage: ObjectStorage
-    threads: Executor  #: Upload to it. One that hangs keeps its own, and nobody else's.
+    threads: Executor  #: Upload to it. A storage that hangs blocks only its own.
     users: int = 0
 
 

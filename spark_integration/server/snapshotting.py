@@ -35,7 +35,7 @@ from holdfast.spark_integration.server.open_shards import DurableLogs, OpenShard
 RETRY_AFTER_MS, RETRY_AFTER_MS_MAX = 1_000, 5 * 60_000
 #: A clean-up lists all objects of the shard.
 CLEAN_UP_EVERY_SNAPSHOTS = 4
-#: A version that is gone before its turn is no failure, unless this many are in a row.
+#: A version that is gone before its turn is not a failure, unless this many are in a row.
 MISSED_IS_FAILURE = 8
 #: How long a call waits for another snapshot of its shard: a worker, which waits 30 s for it, learns why.
 BUSY_SECONDS = 25.0
@@ -55,9 +55,9 @@ class _Progress:
     retry_ms: int = 0  #: When to try again
     error: str | None = None  #: Why the last snapshot failed
     headers: Headers | None = None  #: What clean-ups have read
-    untold: SnapshotNews = field(default_factory=SnapshotNews)  #: What no announcement was answered yet
-    #: The micro-batch of the last announcement, and what it was answered
-    told: tuple[int | None, SnapshotNews] = field(default_factory=lambda: (None, SnapshotNews()))
+    unsent: SnapshotNews = field(default_factory=SnapshotNews)  #: News since the last answer to an announcement
+    #: The micro-batch of the last announcement, and the answer to it
+    answered: tuple[int | None, SnapshotNews] = field(default_factory=lambda: (None, SnapshotNews()))
     put_off: Committed | None = None  #: What was not considered because a worker was having a snapshot written
     lock: threading.Lock = field(default_factory=threading.Lock)  #: Held while a snapshot is written
 
@@ -82,16 +82,16 @@ class Snapshotting:
         self.counters |= {"snapshots_missed": 0, "clean_ups": 0, "deleted_objects": 0, "clean_up_errors": 0}
 
     def announce(self, message: Committed) -> SnapshotNews:
-        """Queue a version for a snapshot if due, and return what became of earlier ones; alike for each attempt."""
+        """Queue a version for a snapshot if due, and return the news of earlier ones, the same for each attempt."""
         if message.state_dir is None:
             return SnapshotNews()
         progress = self._progress_of(message)
         batch_ms = None if message.measured is None else message.measured.batch_ms
-        told_ms, told = progress.told
-        news, progress.untold = progress.untold, SnapshotNews()
-        progress.told = batch_ms, told + news if told_ms == batch_ms else news
+        answered_ms, answer = progress.answered
+        news, progress.unsent = progress.unsent, SnapshotNews()
+        progress.answered = batch_ms, answer + news if answered_ms == batch_ms else news
         self.queue.put(message)
-        return replace(progress.told[1], age_ms=max(0, self._monotonic_ms() - progress.seen_ms))
+        return replace(progress.answered[1], age_ms=max(0, self._monotonic_ms() - progress.seen_ms))
 
     def run(self) -> None:
         self.queue.work(self._consider)
@@ -141,7 +141,7 @@ class Snapshotting:
                 self.queue.put_back(put_off)
 
     def _write(self, message: Committed, progress: _Progress, *, forced: bool) -> bool:
-        """Write a snapshot if one is wanted; the caller holds the shard's lock, others may open the shard anew."""
+        """Write a snapshot if one is due; the caller holds the shard's lock, and others may reopen the shard."""
         pointer = message.committed
         with self._logs.log_of(message) as log, ExitStack() as held:
             if log is None:
@@ -168,7 +168,7 @@ class Snapshotting:
             entry, manifest = log.snapshots.store(frozen, message.shard.backend, cleaned, is_sure=is_sure)
         progress.seen_ms, progress.retry_ms, progress.error = self._monotonic_ms(), 0, None
         progress.failures.pop("snapshot", None)
-        progress.untold += SnapshotNews(stored_bytes=manifest.new_bytes + entry.size_bytes)
+        progress.unsent += SnapshotNews(stored_bytes=manifest.new_bytes + entry.size_bytes)
         self.counters["snapshots"] += 1
         self.counters["snapshot_bytes"] += manifest.stored_bytes + entry.size_bytes
         self.counters["snapshot_new_bytes"] += manifest.new_bytes + entry.size_bytes
@@ -193,14 +193,14 @@ class Snapshotting:
 
     def _fail(self, message: Committed, progress: _Progress, exc: HoldfastError) -> None:
         self.counters["snapshot_errors"] += 1
-        progress.untold += SnapshotNews(failures=1)
+        progress.unsent += SnapshotNews(failures=1)
         progress.error = str(exc)
-        in_a_row = self._tell(message, progress, "snapshot", exc)
+        in_a_row = self._report(message, progress, "snapshot", exc)
         pause_ms = min(RETRY_AFTER_MS << min(in_a_row - 1, 20), RETRY_AFTER_MS_MAX)
         progress.retry_ms = self._monotonic_ms() + pause_ms
         _log.warning("no snapshot for %r; will retry in %d ms at the earliest", message, pause_ms)
 
-    def _tell(self, message: Committed, progress: _Progress, what: str, exc: HoldfastError) -> int:
+    def _report(self, message: Committed, progress: _Progress, what: str, exc: HoldfastError) -> int:
         """Log a failure and record it in durable storage; return the number of failures in a row."""
         progress.failures[what] += 1
         in_a_row = progress.failures[what]
@@ -252,7 +252,7 @@ class Snapshotting:
             )
         except HoldfastError as exc:
             self.counters["clean_up_errors"] += 1
-            self._tell(message, progress, "clean-up", exc)
+            self._report(message, progress, "clean-up", exc)
             return None
         progress.failures.pop("clean-up", None)
         self.counters["clean_ups"] += 1

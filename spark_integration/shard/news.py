@@ -5,7 +5,7 @@
     task: claims ──▶ accumulator ──▶ at the task's end: the driver's Python
 
 Spark sends an accumulator back with each task that has unpickled it. So it travels as bytes, and only a task with news
-unpickles it: the first of an executor in a run, then one every two minutes. It drops what a failed task has told: so
+unpickles it: the first of an executor in a run, then one every two minutes. It drops the news of failed tasks: so
 each task that repeats another one has news, too.
 """
 
@@ -56,7 +56,7 @@ def is_repeated() -> bool:
 
 
 def tell_driver(accumulator: bytes, state_id: str, state_dir: str | None) -> None:
-    """Tell the driver this task's query, if Spark tells the task and the driver wants to know."""
+    """Report this task's query to the driver, if the task knows it and the driver asks for it."""
     context = TaskContext.get()
     query_id = context.getLocalProperty(QUERY_PROPERTY) if context else None
     if accumulator and query_id and state_dir is not None:

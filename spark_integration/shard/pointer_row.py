@@ -178,7 +178,7 @@ class PointerRow(NamedTuple):
 
 
 def require_state_of(rows: Iterable[PointerRow], record: OperatorRecord, state_dir: str) -> None:
-    """Raise if pointers do not fit the operator of a record: `NotFoundError`, or as `PointerRow.require`."""
+    """Raise `NotFoundError` if pointers do not fit a record's operator, or the errors of `PointerRow.require`."""
     for row in rows:
         if row.query != record.query_id:
             raise NotFoundError(

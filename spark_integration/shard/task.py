@@ -64,18 +64,18 @@ class StreamingTask:
         """Return the micro-batch of the running task."""
         context = TaskContext.get()
 
-        def tell(name: str) -> str:
+        def property_of(name: str) -> str:
             return (context.getLocalProperty(name) if context else None) or ""
 
-        query_id = tell(QUERY_PROPERTY) if QUERY_ID.fullmatch(tell(QUERY_PROPERTY)) else None
-        partitions = state_partitions(tell, in_sparks_thread=query_id is not None)
-        run_id = _run_id(tell) if query_id or partitions else None
+        query_id = property_of(QUERY_PROPERTY) if QUERY_ID.fullmatch(property_of(QUERY_PROPERTY)) else None
+        partitions = state_partitions(property_of, in_sparks_thread=query_id is not None)
+        run_id = _run_id(property_of) if query_id or partitions else None
         return cls(
             # One data frame may be started as two queries, whose definition is the same.
             query_id=pinned_query_id or query_id or run_id or f"{definition_id}-{batch_ms}",
             run_id=run_id or definition_id,
             is_run_known=run_id is not None,
-            batch_id=_number(tell(BATCH_PROPERTY)) if query_id else None,
+            batch_id=_number(property_of(BATCH_PROPERTY)) if query_id else None,
             partitions=partitions,
             spark_id=query_id,
         )
@@ -90,7 +90,7 @@ def current_batch_id() -> int | None:
 
 @contextmanager
 def noted(operator: str, place: str) -> Iterator[None]:
-    """Note on an error where it was raised, in the words that `holdfast.explain` reads."""
+    """Add a note to an error that says where it was raised, in a form that `holdfast.explain` reads."""
     try:
         yield
     except Exception as exc:
@@ -100,10 +100,10 @@ def noted(operator: str, place: str) -> Iterator[None]:
         raise
 
 
-def _run_id(tell: Callable[[str], str]) -> str | None:
+def _run_id(property_of: Callable[[str], str]) -> str | None:
     """Return the id of the session of this job's outermost execution, which Spark cloned for the run."""
-    sessions = {number: session for session, number in _SESSION_TAG.findall(tell(_TAGS))}
-    return sessions.get(tell(_EXECUTION))
+    sessions = {number: session for session, number in _SESSION_TAG.findall(property_of(_TAGS))}
+    return sessions.get(property_of(_EXECUTION))
 
 
 def _number(text: str) -> int | None:

@@ -32,7 +32,7 @@ from holdfast import clock
 from holdfast.backends import local_files
 from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError, HoldfastError, SchemaMismatchError, StateLostError
-from holdfast.mvcc.transaction import Changes, Measures
+from holdfast.mvcc.transaction import ChangedRows, Measures
 from holdfast.snapshotter.lineage import Lineage
 from holdfast.spark_integration.client.measures import CallMeasures
 from holdfast.spark_integration.client.messages import MeasuredBatch
@@ -47,7 +47,7 @@ from holdfast.spark_integration.shard_call.announcing import announce, bound_cha
 from holdfast.spark_integration.shard_call.store import ShardStore, open_shard
 from holdfast.spark_integration.transport.output import Output
 from holdfast.spark_integration.transport.packed import PackedTransport, Received
-from holdfast.spark_integration.transport.python_stage import Awaited, freeze_modules
+from holdfast.spark_integration.transport.python_stage import ImmediateAcks, freeze_modules
 from holdfast.spark_integration.transport.routes import hash_of_route, shard_of_route
 
 MEMORY_BYTES = 128 << 20
@@ -99,7 +99,7 @@ class ShardGroup(Protocol):
 
 
 @dataclass(frozen=True)
-class ShardStep(Awaited):
+class ShardStep(ImmediateAcks):
     """The definition of one step that all its shards' calls need; travels to the workers."""
 
     operator: Operator
@@ -272,7 +272,7 @@ def as_restored(operator: Operator, streaming: StreamingTask) -> StreamingTask:
 
 
 def require_own_state(operator: Operator, streaming: StreamingTask, remembered: PointerRow) -> None:
-    """Raise `ConflictError` unless a query with another's pointers is its clone, in its own state directory."""
+    """Raise `ConflictError` if a query has another's pointers and is not its clone with its own state directory."""
     if streaming.spark_id is None or streaming.spark_id == remembered.query:
         return
     storage = task.state_storage(operator.settings)
@@ -313,7 +313,7 @@ class _Watch:
         # Tables of timers and times, which have unsigned values, are not the user's state.
         held = [one for one in opened.tables.held.values() if pa.uint64() not in one.value.types]
         tables = {schema.name for schema in held if schema.name != TIMERS_TABLE}
-        changes = sum((of for table, of in measures.changes.items() if table in tables), Changes())
+        changes = sum((of for table, of in measures.changes.items() if table in tables), ChangedRows())
         rows, size_bytes = _local_size(opened, tables)
         return CallMeasures(
             shard=batch.shard,

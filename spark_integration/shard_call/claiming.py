@@ -81,7 +81,7 @@ _Result = TypeVar("_Result")
 
 
 class ClaimNote:
-    """A note of a run's place in an operator's directory, for any process; its modification time is the last look's."""
+    """A run's place in an operator's directory, noted for any process; its modification time is the last look's."""
 
     def __init__(self, operator_directory: Path, run_id: str) -> None:
         self._path = operator_directory / RUNS / f"{run_id}{CLAIM_SUFFIX}"
@@ -291,7 +291,7 @@ def _require_versions(log: ObjectCommitLog, pointer: Pointer, newest: ChainEntry
 
 
 def claimant(record: OperatorRecord, batch_id: int | None, settings: Settings) -> Claim:
-    """Return how this task would claim; the query's name is known only from the description of Spark's jobs."""
+    """Return this task as a claimant; only the description of Spark's jobs has the query's name."""
     context = TaskContext.get()
     description = (context.getLocalProperty("spark.job.description") or "") if context else ""
     name, found, _ = description.partition(f"id = {record.query_id}")

@@ -148,7 +148,7 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
 
 
 def require_kept_shards(stored: OperatorRecord | None, operator: str, shards: int) -> None:
-    """Check that a task that writes no record finds its number of shards in the operator's, or keys would be reset."""
+    """Check that an operator's record has the number of shards of a task that writes none, or keys would be reset."""
     if stored is None or stored.shards != shards:
         raise InvalidArgumentError(
             "the number of shards would not be remembered, because Spark does not tell this task its query: set "

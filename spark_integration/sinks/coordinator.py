@@ -134,7 +134,7 @@ class Coordinator:
         return self._entry.number if self._entry else 0
 
     def start(self, batch_id: int, schema: pa.Schema, plan: str = "") -> None:
-        """Begin a run with its first micro-batch, of which `plan` is Spark's: first end what the last run left.
+        """Begin a run with its first micro-batch, whose plan in Spark is `plan`; first end what the last run left.
 
         Raises `ConflictError` if another query has the name, or Spark and the sink disagree; `StateLostError` if the
         target lacks what was decided, or shows more; and as `TwoPhaseSink.open` and `TwoPhaseSink.commit`.
@@ -168,7 +168,7 @@ class Coordinator:
         self._decision = mine
 
     def _known(self, found: Entry, mine: Entry | None) -> SinkQuery:
-        """Return the query with what its target must know: the results before the last decision."""
+        """Return the query with the newest micro-batch shown before the last decision, which its target must know."""
         if mine is not None:
             return replace(self._query, was_shown=mine.before)
         continues = found.continues and found.query_id == self._query.query_id
@@ -201,7 +201,7 @@ class Coordinator:
         return self._entry is not None and self._entry.stands_for == batch_id
 
     def warn_of_dropped_rows(self, rows: int) -> None:
-        """Warn if a decided micro-batch, whose rows are dropped, comes with another number of rows."""
+        """Warn if a decided micro-batch, whose rows are dropped, now has a different number of rows."""
         if self._decision is not None and rows != self._decision.rows:
             _log.warning(
                 "sink %r: micro-batch %d was decided with %d rows, which are shown; now it has %d, which are "
@@ -248,7 +248,7 @@ class Coordinator:
     def _begin(self, batch_id: int, schema: pa.Schema, plan: str) -> tuple[_Past, int | None]:
         """Append the beginning of this run to the log as it was read; return what lies before it.
 
-        In an empty log only once the target is opened: a query that it refuses then blocks nobody.
+        In an empty log only once the target is opened: a query that it refuses then does not block others.
         """
         for _ in looks(self._storage.url):
             (found, decision), shown = self._log.latest(), None
@@ -279,7 +279,7 @@ class Coordinator:
         return self._query if is_mine else replace(self._query, query_id=query_id, replaces=None)
 
     def _next(self, *, decided: int | None = None, ending: tuple[str, ...] = ()) -> Entry:
-        """Return the next entry: by default, one by which a driver continues from the newest."""
+        """Return the next entry: by default, one with which a driver continues from the newest."""
         if decided is None:
             decided = self._entry.decided if self._entry else 0
         begun = Entry(self._query.sink, self.number + 1, self._query.query_id, self._driver, decided, ending)
@@ -410,7 +410,7 @@ class Coordinator:
     def _shown_more(
         self, origin: QueryOrigin, replaced: str, found: Entry, decision: Entry | None
     ) -> tuple[str, int] | None:
-        """Return a query, and a micro-batch of it that is shown, or may be, and is not in a restored query's state."""
+        """Return a query and its micro-batch that is, or may be, shown and is missing from a restored query's state."""
         shown = found.newest_batch(decision, origin.of_query)
         if shown is not None:
             return (origin.of_query, shown) if shown > origin.batch_id else None
@@ -428,7 +428,7 @@ class Coordinator:
         return None
 
     def _refuse_a_live_driver(self, found: Entry | None) -> None:
-        """Raise `ConflictError` if another process here, or at another location, runs the query; else the newest wins.
+        """Raise `ConflictError` if a process here, or with another location, runs the query; else the newest wins.
 
         One at another location that has ended here does not: the location was moved.
         """
@@ -456,7 +456,7 @@ class Coordinator:
             )
 
     def _settle_replaced(self, past: _Past) -> None:
-        """Commit a replaced query's last decision, and abort everything else that such queries prepared."""
+        """Commit a replaced query's last decision, and abort everything else that replaced queries prepared."""
         decision = past.decision
         if decision is not None and decision.query_id != self._query.query_id:
             try:
@@ -534,7 +534,7 @@ class Coordinator:
 
 
 def _owners(found: Entry | None, decision: Entry | None) -> set[str]:
-    """Return the queries of which something decided, or something to abort, may be left."""
+    """Return the queries that may have left decided work, or work to abort."""
     entries = [entry for entry in (found, decision) if entry is not None]
     return {entry.query_id for entry in entries} | set(found.ending if found else ())
 

@@ -61,7 +61,7 @@ class SinkQuery:
     was_shown : int or None
         For `TwoPhaseSink.open` alone: the newest micro-batch of this query that was visible before its last decision,
         -1 if there was none; None if it has decided nothing. Unless it is None, a target that does not know the query
-        is another one than before, or was emptied.
+        is a different one, or was emptied.
     """
 
     sink: str
@@ -106,7 +106,7 @@ class SinkTransaction(ABC):
 
     @abstractmethod
     def prepare(self) -> Handle:
-        """Make the writes durable but invisible, and let go of them.
+        """Make the writes durable but invisible, and release the transaction.
 
         Returns
         -------
@@ -117,7 +117,7 @@ class SinkTransaction(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Drop the writes, after an error; a lost target is no error here."""
+        """Drop the writes, after an error; a lost target is not an error here."""
 
 
 class TwoPhaseSink(ABC):
@@ -208,7 +208,7 @@ class TwoPhaseSink(ABC):
 
     @abstractmethod
     def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
-        """Return the handles of all prepared work of the query that nobody has ended, perhaps decided work too.
+        """Return the handles of all prepared work of the query that has not ended, decided work perhaps included.
 
         Called when a run begins, and after repeated tasks: no task that counts is at work.
         """
@@ -250,17 +250,17 @@ def another_query(query: SinkQuery, other: str | None, **facts: object) -> Confl
 
 
 def column_names(what: str, given: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns that a user has named. Raises `InvalidArgumentError` for a text: a letter is no column."""
+    """Return the columns that a user has named. Raises `InvalidArgumentError` for a string."""
     if isinstance(given, str):
         raise InvalidArgumentError(f"{what} must be a list of column names", given=given)
     return tuple(given)
 
 
 def warn_of_another_driver(query: SinkQuery, batch_id: int) -> None:
-    """Warn that another driver, with a log of its own, has shown a micro-batch: the state directory was copied."""
+    """Warn that another driver, with its own log, has shown a micro-batch: the state directory was copied."""
     _log.warning(
         "sink %s shows micro-batch %d already: another driver of query %s, with another state directory, was faster, "
-        "and what this one prepared is dropped. Stop one of them: a copy of a query needs a sink of its own",
+        "and what this one prepared is dropped. Stop one of them: a copy of a query needs its own sink",
         query.sink,
         batch_id,
         query.query_id,

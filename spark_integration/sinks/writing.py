@@ -31,7 +31,7 @@ from holdfast.spark_integration.sinks.two_phase_sink import (
     begin,
 )
 from holdfast.spark_integration.spark_versions import is_classic
-from holdfast.spark_integration.transport.python_stage import Awaited
+from holdfast.spark_integration.transport.python_stage import ImmediateAcks
 from holdfast.spark_integration.worker_python import require_worker_python
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _TRACKER_MS = 2000
 
 
 @dataclass(frozen=True)
-class WriteTask(Awaited):
+class WriteTask(ImmediateAcks):
     """Writes and prepares a task's rows; a function for ``mapInArrow``."""
 
     sink: TwoPhaseSink
@@ -130,7 +130,7 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def numbered(frame: DataFrame) -> DataFrame:
-    """Return a DataFrame with names of columns that PySpark does not parse, as it does dots and backticks."""
+    """Return a DataFrame with numbered columns: PySpark parses dots and backticks in names."""
     return frame.toDF(*[f"c{i}" for i in range(len(frame.columns))])
 
 

@@ -186,7 +186,7 @@ class StateOperators:
         return self._pointer_columns[operator.number]
 
     def _list(self, number: int) -> dict[int, str]:
-        """Return the keys of an operator's metadata by the micro-batch since which it holds."""
+        """Return the keys of an operator's metadata by the first micro-batch for which each holds."""
         folder = f"state/{number}/_metadata/"
         found = [(info.key, _METADATA.fullmatch(info.key.removeprefix(folder))) for info in self._location.list(folder)]
         return {int(match[1] or -1): key for key, match in found if match}
@@ -394,7 +394,7 @@ def _each(read: Callable[..., Rows], partitions: Collection[int], executor: Exec
         try:
             return read(partition, limit_bytes=PART_BYTES_MAX)
         except CorruptionError:
-            return None  # larger, or damaged: which is told when it is read again
+            return None  # larger, or damaged: the next read reports it
 
     # Nor are more of them kept while a large one is read.
     with closing(ahead(executor, read_small, partitions, _AT_ONCE)) as found:
@@ -460,7 +460,7 @@ def by_directory(rows: Iterable[PointerRow]) -> dict[str, list[PointerRow]]:
 
 
 def no_query(checkpoint_location: str) -> InvalidArgumentError:
-    """Return the error that a location is not one of a query with state."""
+    """Return the error for a location that belongs to no query with state."""
     return InvalidArgumentError(
         "this is not the checkpoint location of a query with state that has committed a micro-batch",
         checkpoint_location=checkpoint_location,

@@ -181,7 +181,7 @@ class QueryLocation:
         self._storage = storage
 
     def query_id(self) -> str:
-        """Return the query's id. Raises `InvalidArgumentError` if this is no checkpoint location."""
+        """Return the query's id. Raises `InvalidArgumentError` if this is not a checkpoint location."""
         try:
             text, source = self._text("metadata")
         except NotFoundError as exc:
@@ -195,7 +195,7 @@ class QueryLocation:
         return query_id
 
     def find_id(self) -> str | None:
-        """Return the query's id; None if this is no checkpoint location, or a damaged one."""
+        """Return the query's id; None if this is not a checkpoint location, or a damaged one."""
         with suppress(InvalidArgumentError, CorruptionError):
             return self.query_id()
         return None
@@ -350,7 +350,7 @@ class QueryLocation:
 
 
 def _lines(text: str, source: str, least: int) -> list[str]:
-    """Return the lines of a log, at least that many; the first is its version."""
+    """Return the lines of a log, at least this many; the first is its version."""
     lines = [line for line in text.split("\n") if line]
     if len(lines) < least or not _VERSION.fullmatch(lines[0]):
         raise _damaged(source, "is cut off, or does not begin with a version")

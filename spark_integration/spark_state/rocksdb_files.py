@@ -39,7 +39,7 @@ from holdfast.backends.local.errors import out_of_space
 from holdfast.backends.rocksdb.errors import is_full
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.spark_integration.executor.takeover import own_directory
+from holdfast.spark_integration.executor.takeover import working_directory
 from holdfast.spark_integration.spark_state.row_streams import (
     ROW_BYTES,
     SIZED_CHECKSUM,
@@ -94,7 +94,7 @@ def read_rows(
 def _begin(
     partition: ObjectStorage, at: Named, codec: str, found: set[str], limit_bytes: int, *, has_families: bool
 ) -> tuple[Named | None, list[Named]]:
-    """Return the base database, None if empty, and the changes since; only a database tells column families."""
+    """Return the base database, None if empty, and the changes since; only a database names column families."""
     if f"{at}.zip" in found or at.version == 0:
         return (at if at.version else None), []
     before: Iterable[Named]
@@ -117,14 +117,14 @@ def _begin(
 
 
 def _prefix(number: int | None) -> bytes | None:
-    """Return the prefix of a family's keys; None if there is no such family."""
+    """Return the prefix of a family's keys; None for an unknown family."""
     return None if number is None else number.to_bytes(_FAMILY_NUMBER_BYTES, "little")
 
 
 def _database(partition: ObjectStorage, at: Named, limit_bytes: int) -> tuple[Rows, dict[str, int]]:
     """Return the rows of a database, and the numbers of its families."""
     source = f"{partition.url}/{at}.zip"
-    with own_directory() as folder:
+    with working_directory() as folder:
         archive = bytes(partition.get(f"{at}.zip", limit_bytes))
         tables, families = _unpack(archive, folder, source, limit_bytes)
         left_bytes = limit_bytes

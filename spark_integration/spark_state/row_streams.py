@@ -47,7 +47,7 @@ pinned.
 A key or value is Spark's ``UnsafeRow``::
 
     null bits           8 bytes for each 64 columns, column i is bit i
-    a column each       8 bytes: the number, or where the bytes stand: offset << 32 | size, from the row's begin
+    a column each       8 bytes: the number, or where the bytes are: offset << 32 | size, from the row's start
     bytes               of strings, binaries and structs, which are rows themselves
 
 All of it little endian.
@@ -109,7 +109,7 @@ def first_binary(row: bytes, source: str) -> bytes | None:
         return None
     size, offset = struct.unpack_from("<II", row, _WORD)
     if offset < fixed_bytes or offset + size > len(row):
-        raise CorruptionError(f"{source} holds a row whose bytes stand outside of it", column=0)
+        raise CorruptionError(f"{source} holds a row whose bytes are outside it", column=0)
     return row[offset : offset + size]
 
 
@@ -341,7 +341,7 @@ class Named(NamedTuple):
 
 
 def stream_of_rows(rows: Rows) -> bytes:
-    """Return a file's plain bytes that put these rows: a whole version, or the changes to an empty one."""
+    """Return the plain bytes of a file that puts these rows: a whole version, or the changes to an empty one."""
     found = bytearray()
     for row in rows.items():
         for part in row:
@@ -378,7 +378,7 @@ class RowStream:
         return self._at == len(self._data)
 
     def sized(self) -> bytes:
-        """Return the next bytes, preceded by their number; raises `CorruptionError`."""
+        """Read length-prefixed bytes; raises `CorruptionError`."""
         return self._bytes(self._size())
 
     def lineage(self) -> list[Named]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSource
 
 _SHARDS_AT_ONCE = 4
-# Spark wraps what a source says in its planning process in words of its own.
+# Spark wraps a source's errors during planning in a message of its own.
 _SAID = re.compile(rf"{re.escape(errors.__name__)}\.(\w+): (.*)")
 
 
@@ -235,13 +235,13 @@ def _frame(
     try:
         return reader.load(path)
     except PySparkException as exc:
-        said = said_by_holdfast(exc)
+        said = holdfast_error_in(exc)
         if said is None:
             raise
         raise said from exc
 
 
-def said_by_holdfast(error: PySparkException) -> HoldfastError | None:
+def holdfast_error_in(error: PySparkException) -> HoldfastError | None:
     """Return the holdfast error that Spark has wrapped; None if the error is Spark's own."""
     found = _SAID.findall(str(error))
     if not found:

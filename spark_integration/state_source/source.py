@@ -64,7 +64,7 @@ from holdfast.snapshotter.storage.options import CREDENTIALS, parse_storage_opti
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import Headers, list_state_dir
 from holdfast.snapshotter.version_reader import read_tables
-from holdfast.spark_integration.executor.takeover import own_directory
+from holdfast.spark_integration.executor.takeover import working_directory
 from holdfast.spark_integration.lookup.keys import ShardRanges, free_name, keys_of, parse_key, shown_columns
 from holdfast.spark_integration.lookup.query_pointers import StoredOperator
 from holdfast.spark_integration.lookup.stored_query import opened_query
@@ -192,7 +192,7 @@ def storage_options(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def in_json(text: str) -> dict[str, str]:
-    """Parse the option ``storage``. Raises `InvalidArgumentError` if this is no JSON object of texts."""
+    """Parse the option ``storage``. Raises `InvalidArgumentError` if this is not a JSON object of texts."""
     found = json_object(text)
     if found is None or any(type(value) is not str for value in found.values()):
         # Without the text, which may hold credentials.
@@ -468,7 +468,7 @@ class QueryTable(ReadableTable):
 
     def _live(self, storage: ObjectStorage, part: ShardPart) -> Iterator[ReadRows]:
         assert part.at.pointer is not None
-        with own_directory(local_dir_of_session()) as home:
+        with working_directory(local_dir_of_session()) as home:
             prefix, held = shard_prefix(part.directory, part.shard), self.held[part.directory]
             log = ObjectCommitLog(storage, prefix, held, io_executor(), home, carried=dict(part.at.carried_commits))
             rows = read_tables(log, part.at.pointer, [self.schema.name])

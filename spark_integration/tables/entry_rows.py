@@ -121,7 +121,7 @@ class EntryRows:
         return Run(run.schema, filter_rows(run.batch, expires_of(run.values) > self._expiry.now_ms))
 
     def keys_of(self, keys: Keys, own_keys: pa.RecordBatch | pa.Table) -> Keys:
-        """Return the whole keys of entries: row i is of the grouping key i."""
+        """Return the whole keys of entries; row i belongs to grouping key i."""
         own = TableSchema(self._schema.name, self._own, pa.schema([])).conform(own_keys, "key")
         columns = [*keys.columns.columns, *own.columns]
         return Keys(keys.hashes, from_columns(columns, self._schema.key, len(keys)))

@@ -141,7 +141,7 @@ def renamed_fields(held: _Fields, latest: _Fields, declared: _Fields, within: st
 
 
 def _fields_in(t: pa.DataType) -> list[pa.Field]:
-    """Return the fields of a struct, or of those that are the elements of a list or the values of a map."""
+    """Return the fields of a struct, or of the structs in a list or a map's values."""
     if pa.types.is_struct(t):
         return list(t)
     if pa.types.is_map(t):
@@ -174,7 +174,7 @@ class StateFunction(ShardFunction):
 
 
 class OperatorFunction(ShardFunction):
-    """A `ShardFunction` that continues the tables of the same operator, whose columns nobody drops or renames."""
+    """A `ShardFunction` that continues the same operator's tables; users cannot drop or rename their columns."""
 
     def changes(self) -> Mapping[str, ColumnChanges]:
         return {}

@@ -1,7 +1,7 @@
-"""A column of a pandas frame that is an Arrow array, and that Spark's worker makes the same array of.
+"""A column of a pandas frame that is one Arrow array, which Spark's worker passes on unchanged.
 
-The worker puts the frames of a task together, with rows of null behind them where it pads, and asks the column for its
-Arrow array. pandas' own columns of Arrow fail there: put together they have several chunks, which Spark cannot take.
+The worker concatenates the frames of a task, padding with rows of null, and asks the column for its
+Arrow array. pandas' own Arrow columns fail there: concatenated, they have several chunks, which Spark cannot take.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pandas.api.extensions import ExtensionArray, ExtensionDtype
 
 
 class ArrowColumnType(ExtensionDtype):
-    """The type of an `ArrowColumn`: whatever is put together with one becomes one, as rows that pad do."""
+    """The type of an `ArrowColumn`: anything concatenated with one becomes one, such as padding rows."""
 
     name = "arrow column"
     type = object
@@ -35,7 +35,7 @@ class ArrowColumnType(ExtensionDtype):
 
 
 class ArrowColumn(ExtensionArray):
-    """Values in one Arrow array; can do what pandas needs to put frames together."""
+    """Values in one Arrow array, with what pandas needs to concatenate frames."""
 
     def __init__(self, arrow: pa.Array) -> None:
         self.arrow = arrow

@@ -69,7 +69,7 @@ class Output(Protocol):
         """Yield output as the frames that ``applyInPandasWithState`` expects; runs in a worker."""
 
     def send_at_once(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
-        """Do the same for large output, in frames that Spark's worker passes on instead of gathering them."""
+        """Like `send`, for large output: in frames that Spark's worker passes on instead of gathering them."""
         return self.send(batches)  # it gathers by rows, so large frames pass through
 
     def send_measures(self, measures: CallMeasures) -> Iterator[pd.DataFrame]:
@@ -80,7 +80,7 @@ class Output(Protocol):
         """Return the rows of the output from the shards' calls; runs on the driver."""
 
     def among(self, shards: int) -> Output:
-        """Return the cheapest way for the same output of a stream of so many shards."""
+        """Return the cheapest `Output` of the same rows for a stream with that many shards."""
         return self
 
 
@@ -194,7 +194,7 @@ def _part(value: Any, t: pa.DataType) -> Any:
 
 @dataclass(frozen=True)
 class _TableOutput(Output):
-    """Tables, of which a row of Spark's holds many rows."""
+    """Tables, sent as Spark rows that each hold many of theirs."""
 
     schema: StructType  #: Of the output
     rows_each: int  #: Maximum rows of an Arrow batch between Spark and Python
@@ -229,7 +229,7 @@ class PackedOutput(_TableOutput):
 
 @dataclass(frozen=True)
 class ListedOutput(_TableOutput):
-    """Rows as lists that Spark's worker leaves as they are: as few as blobs, and no Python takes them apart."""
+    """Rows in lists, as few as blobs, which Spark's worker passes on and the JVM unpacks without Python."""
 
     @property
     def sent_schema(self) -> StructType:
@@ -313,7 +313,7 @@ def _distinct(shard: Column) -> Column:
 
 
 def is_observed(values: Mapping[str, Any]) -> bool:
-    """Tell whether observed values are ours: a query may observe something of its own under such a name."""
+    """Tell whether observed values are ours: a query may observe something else under such a name."""
     return all(metric.name in values for metric in METRICS)
 
 
@@ -375,7 +375,7 @@ def _beside_nothing(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _zero(kind: pa.DataType) -> Any:
-    """Return a value of a type, such that frames with it have the types of frames without."""
+    """Return a value of a type that leaves a frame's column types unchanged."""
     if pa.types.is_boolean(kind):
         return False
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):

@@ -108,7 +108,7 @@ class EventTime:
 
     @property
     def sent(self) -> StructField:
-        """The column as sent: microseconds since 1970, later by the hold-back, since Spark drops what is older."""
+        """The column as sent: microseconds since 1970, shifted later by the hold-back, since Spark drops older rows."""
         return StructField(EVENT_TIME, LongType(), metadata=Watermark(self.watermark.delay_ms).metadata)
 
 
@@ -133,7 +133,7 @@ def read_blob(blob: bytes | bytearray) -> pa.Table:
 
 
 def marks_of(batches: list[pa.RecordBatch], event_time: EventTime) -> _Longs:
-    """Return the event times of the marks for rows; one without a time needs none, and is never late."""
+    """Return the event times of the marks for rows; a row without a time needs none, and is never late."""
     columns = [moments_of(batch.column(event_time.column)).view(pa.int64()) for batch in batches]
     known = pa.concat_arrays(columns).drop_null().to_numpy()
     last_ms = pc.unique(pa.array(_last_ms(known))).to_numpy() + event_time.watermark.held_back_ms
@@ -259,7 +259,7 @@ def _combined(waiting: list[list[pa.RecordBatch]], combiner: Combiner | None) ->
 
 
 def _smaller(batches: list[pa.RecordBatch], combiner: Combiner) -> list[pa.RecordBatch]:
-    """Combine rows, unless they have fewer bytes as they are: many aggregates may keep the same long text."""
+    """Combine rows unless that takes more bytes: many aggregates may keep the same long text."""
     rows = pa.Table.from_batches(batches)
     combined = combiner.combined(rows.combine_chunks())
     return combined.to_batches() if combined.nbytes <= rows.nbytes else batches

@@ -9,16 +9,16 @@ to 45 ms, after each task of its life.
 
 In a loop over keys most objects either die by themselves or live as long as the slab of keys: its rows, its state, what
 it writes. To go through the latter again and again frees nothing and takes up to a sixth of the loop, so
-`seldom_collecting_old` does it less often. Young garbage is collected as always, and the daemon's collection of
+`rare_full_collections` does it less often. Young garbage is collected as always, and the daemon's collection of
 everything still follows each task.
 
 **Waits.** Spark's JVM writes to a Python worker in several small pieces over a loopback TCP connection. Nagle's
 algorithm holds the second piece back until the first is acknowledged, and the worker's kernel delays that
 acknowledgement by 40 ms, since nothing goes the other way. So a worker asks for immediate acknowledgements before each
 read, since the kernel soon forgets. Spark's stateful operators read their first rows before they call any function of
-ours: there, `Awaited` asks when it is unpickled. The other way, the same holds back the end of an answer of more than
-130 KB, so a worker turns Nagle's algorithm off. With ``spark.python.unix.domain.socket.enabled`` (Spark 4.1) there is
-no TCP and nothing to do here.
+ours: there, `ImmediateAcks` asks when it is unpickled. In the other direction, the same delays the end of an answer of
+more than 130 KB, so a worker turns Nagle's algorithm off. With ``spark.python.unix.domain.socket.enabled`` (Spark 4.1)
+there is no TCP and nothing to do here.
 
 Figures: docs/decisions/0017-shards-in-spark.md.
 """
@@ -52,8 +52,8 @@ def prepared(items: Iterable[_Item]) -> Iterator[_Item]:
         yield item
 
 
-class Awaited:
-    """Acknowledges at once when it is unpickled, which a worker does just before it reads its first rows."""
+class ImmediateAcks:
+    """Requests immediate acknowledgements when it is unpickled, just before a worker reads its first rows."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -80,7 +80,7 @@ def _frozen_modules() -> list[int]:
 
 
 @contextmanager
-def seldom_collecting_old() -> Iterator[None]:
+def rare_full_collections() -> Iterator[None]:
     """Collect old objects less often; overlapping calls end in any order, and restore only their own changes."""
     before = gc.get_threshold()
     if before[1] >= _YOUNG_COLLECTIONS:
@@ -105,7 +105,7 @@ def acknowledge_at_once() -> None:
 
 @kept_per_process(1)
 def _tcp_descriptors() -> list[int]:
-    """Return this process's loopback TCP connections, which send at once from now on; none on others than Linux."""
+    """Return this process's loopback TCP connections, set to send at once; empty except on Linux."""
     if not (hasattr(socket, "TCP_QUICKACK") and os.path.isdir(_DESCRIPTORS)):
         return []
     found = []

@@ -58,7 +58,7 @@ class Ends:
 
     @classmethod
     def by_calls(cls, transaction: Transaction, times: BatchTimes) -> Ends:
-        """Return the index of rows that end in processing time, and go when the shard has rows again."""
+        """Return the index of rows that end in processing time: the next call with rows removes them."""
         found = cls(transaction, times)
         found._earliest_ms = 0 if times.previous_ms is None else times.previous_ms
         found._now_ms = times.processing_ms
@@ -82,7 +82,7 @@ class Ends:
         self.add(keys.take(rows), end_us[rows])
 
     def go_on(self, keys: Keys, end_us: IntArray) -> BoolArray:
-        """Tell which rows end later by now, and put these back into the index."""
+        """Tell which rows now end later, and put these back into the index."""
         lives: BoolArray = due_of(end_us) >= (self._now_ms or 0)
         rows = np.flatnonzero(lives)
         self.add(keys.take(rows), end_us[rows])
@@ -101,7 +101,7 @@ class Ends:
         return over
 
     def earliest_ms(self) -> int | None:
-        """Return when the shard must be called at the latest; None for never."""
+        """Return the latest time for the shard's next call; None if it needs none."""
         return self._earliest_ms
 
 
@@ -135,7 +135,7 @@ class Ttl:
 
     @property
     def clock(self) -> str:
-        """What a restart must not change."""
+        """The clock, which a restart must not change."""
         return "processing time" if self.event_time is None else "event time"
 
     def until(self, rows: pa.Table, times: BatchTimes) -> pa.Array:

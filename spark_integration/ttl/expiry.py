@@ -131,7 +131,7 @@ class Expiry:
             transaction.delete(self.table, keys.take(expired))
 
     def _expire_at(self, transaction: Transaction, keys: Keys) -> IntArray:
-        """Return when rows expire, `_GONE` for one that is absent; they come with their values, which may be large."""
+        """Return when rows expire, `_GONE` for an absent one; reads their values, which may be large."""
         found_ms = np.full(len(keys), _GONE)
         start = 0
         while start < len(keys):

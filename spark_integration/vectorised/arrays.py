@@ -55,7 +55,7 @@ def seen(columns: pa.RecordBatch, types: pa.Schema, what: str) -> pa.Table:
 
 
 def shown_keys(keys: Keys, types: pa.Schema) -> dict[str, pa.ChunkedArray]:
-    """Return key columns as a function and an output show them, by name; raises as `seen`."""
+    """Return key columns as a function and an output show them, by name; raises the errors of `seen`."""
     shown = seen(keys.columns, types, "key column")
     return dict(zip(shown.schema.names, shown.columns, strict=True))
 

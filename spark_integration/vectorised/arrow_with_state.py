@@ -221,7 +221,7 @@ class _Call:
             expiry.evict(self._transaction)
 
     def earliest_ms(self) -> int | None:
-        """Return when Spark is to call the shard, whether it has rows then or not; None for never."""
+        """Return when Spark must call the shard, with or without rows; None for never."""
         found = [] if self._timers is None else [self._timers.earliest(NO_TIMER)]
         found += [expiry.earliest(self._transaction) for expiry in self._waking]
         return min((at for at in found if at is not None), default=None)

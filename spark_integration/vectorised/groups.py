@@ -125,7 +125,7 @@ class Groups:
     def top(self, column: str | pa.Array, n: int, order_by: str | pa.Array | None = None) -> pa.Array:
         """List the `n` largest values, largest first, without nulls; by `order_by`, those of the rows with its largest.
 
-        Of equal ones the first to arrive stand first; NaN is the largest number.
+        Equal ones are in order of arrival; NaN is the largest number.
 
         Raises
         ------
@@ -198,7 +198,7 @@ class Groups:
         return pa.array(reduced, mask=self._count_valid(values) == 0)
 
     def _sum_integers(self, values: IntArray) -> IntArray:
-        """Add up if no sum overflows; with few rows a key, by the running total, which may wrap around."""
+        """Add up if no sum overflows; with few rows per key by a running total, which may wrap around."""
         if not len(self._starts) < len(values) <= _FEW_ROWS * len(self._starts):
             return self._reduce(np.add, values)
         totals = np.cumsum(values)[self._ends() - 1]

@@ -66,14 +66,7 @@ class PlainRun:
 
 # At least one of each: driver, worker, server.
 KILLS = kills(quick=3)
-RUNS = [
-    ("memory", "ProcessingTime"),
-    ("filesystem", "EventTime"),
-    ("rocksdb", "ProcessingTime"),
-    ("memory", "EventTime"),
-    ("filesystem", "ProcessingTime"),
-    ("rocksdb", "EventTime"),
-]
+RUNS = list(zip(["memory", "filesystem", "rocksdb"] * 2, ["ProcessingTime", "EventTime"] * 3, strict=True))
 KINDS = {"total": "v", "seen": "l", "kinds": "m"}
 
 

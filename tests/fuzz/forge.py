@@ -57,39 +57,10 @@ def frame_that_claims(content: bytes, claimed_bytes: int) -> bytes:
 # What can be wrong with a value of JSON.
 
 ODD: list[Any] = [
-    None,
-    True,
-    -1,
-    0,
-    1,
-    255,
-    2**31,
-    2**62,
-    2**63,
-    2**64,
-    10**400,
-    0.5,
-    1e308,
-    -1e-300,
-    "",
-    "x",
-    "0",
-    "..",
-    "../../etc/passwd",
-    "1-aa",
-    "007-aa",
-    "1-a/b",
-    "\x00",
-    "\ud800",
-    "é" * 200,
-    "9" * 400 + "-aa",
-    [],
-    [[]],
-    {},
-    {"": {}},
-    [None],
-    "A" * 10_000,
-]
+    None, True, -1, 0, 1, 255, 2**31, 2**62, 2**63, 2**64, 10**400, 0.5, 1e308, -1e-300,
+    "", "x", "0", "..", "../../etc/passwd", "1-aa", "007-aa", "1-a/b", "\x00", "\ud800", "é" * 200, "9" * 400 + "-aa",
+    [], [[]], {}, {"": {}}, [None], "A" * 10_000,
+]  # fmt: skip
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:

@@ -33,14 +33,8 @@ from tests.tiers import LONG, repetitions
 _STATE_SCHEMA = T.StructType().add("n", "long")
 
 _STATE = pa.struct(
-    [
-        pa.field("properties", pa.string()),
-        pa.field("keyRowAsUnsafe", pa.binary()),
-        pa.field("object", pa.binary()),
-        pa.field("startOffset", pa.int32()),
-        pa.field("numRows", pa.int32()),
-        pa.field("isLastChunk", pa.bool_()),
-    ]
+    {"properties": pa.string(), "keyRowAsUnsafe": pa.binary(), "object": pa.binary()}
+    | {"startOffset": pa.int32(), "numRows": pa.int32(), "isLastChunk": pa.bool_()}
 )
 _PROPERTIES = {
     "batchProcessingTimeMs": 0,
@@ -103,21 +97,11 @@ def _serializer(
     # The worker hands on Arrow's type where the serializer converts by itself.
     declared = to_arrow_type(schema) if hasattr(serializer, "_create_array") else schema
     stream = io.BytesIO()
-    serializer.dump_stream(
-        (
-            [
-                (
-                    (
-                        iter(frames),
-                        GroupState(optionalValue=None, keyAsUnsafe=b"", valueSchema=_STATE_SCHEMA, **_PROPERTIES),
-                    ),
-                    declared,
-                )
-            ]
-            for frames in returned
-        ),
-        stream,
-    )
+
+    def state() -> GroupState:
+        return GroupState(optionalValue=None, keyAsUnsafe=b"", valueSchema=_STATE_SCHEMA, **_PROPERTIES)
+
+    serializer.dump_stream(([((iter(frames), state()), declared)] for frames in returned), stream)
     start_of_arrow_stream = 4
     return ipc.open_stream(stream.getvalue()[start_of_arrow_stream:])
 
@@ -136,17 +120,8 @@ def _settings(given: FrameFormat) -> dict[str, str]:
 
 def _sent(keys: int) -> pa.RecordBatch:
     """Return what the JVM sends: one row of data for each key, and where in them the rows of each key stand."""
-    states = [
-        {
-            "properties": json.dumps(_PROPERTIES),
-            "keyRowAsUnsafe": b"",
-            "object": None,
-            "startOffset": key,
-            "numRows": 1,
-            "isLastChunk": True,
-        }
-        for key in range(keys)
-    ]
+    same = {"properties": json.dumps(_PROPERTIES), "keyRowAsUnsafe": b"", "object": None}
+    states = [{**same, "startOffset": key, "numRows": 1, "isLastChunk": True} for key in range(keys)]
     return pa.RecordBatch.from_arrays([pa.array(range(keys), pa.int64()), pa.array(states, _STATE)], ["key", "state"])
 
 
@@ -171,29 +146,12 @@ _POINT = T.StructType().add("a", T.LongType()).add("b", T.StringType())
 TYPES: dict[str, T.DataType] = {
     data_type.simpleString(): data_type
     for data_type in (
-        T.ByteType(),
-        T.ShortType(),
-        T.IntegerType(),
-        T.LongType(),
-        T.FloatType(),
-        T.DoubleType(),
-        T.DecimalType(5, 0),
-        T.DecimalType(10, 2),
-        T.DecimalType(38, 18),
-        T.StringType(),
-        T.BinaryType(),
-        T.BooleanType(),
-        T.DateType(),
-        T.TimestampType(),
-        T.TimestampNTZType(),
-        T.DayTimeIntervalType(),
+        *(T.ByteType(), T.ShortType(), T.IntegerType(), T.LongType(), T.FloatType(), T.DoubleType()),
+        *(T.DecimalType(5, 0), T.DecimalType(10, 2), T.DecimalType(38, 18), T.StringType(), T.BinaryType()),
+        *(T.BooleanType(), T.DateType(), T.TimestampType(), T.TimestampNTZType(), T.DayTimeIntervalType()),
         T.NullType(),
-        T.ArrayType(T.LongType()),
-        T.ArrayType(T.DoubleType()),
-        T.ArrayType(T.DecimalType(10, 2)),
-        T.ArrayType(T.StringType()),
-        T.ArrayType(T.BinaryType()),
-        T.ArrayType(T.DateType()),
+        *(T.ArrayType(T.LongType()), T.ArrayType(T.DoubleType()), T.ArrayType(T.DecimalType(10, 2))),
+        *(T.ArrayType(T.StringType()), T.ArrayType(T.BinaryType()), T.ArrayType(T.DateType())),
         T.ArrayType(T.TimestampType()),
         T.ArrayType(T.ArrayType(T.LongType())),
         T.ArrayType(_POINT),
@@ -215,14 +173,7 @@ _DATE = dt.date(2024, 1, 1)
 _OBJECTS: list[Any] = [
     *(None, float("nan"), pd.NaT, pd.NA),
     *(True, 0, 1, -1, 300, 2**40, 2**53 + 1, 2**62, 2**70, 1.0, 1.5, 1e300, float("inf")),
-    *(
-        Decimal(1),
-        Decimal("1.25"),
-        Decimal("1.255"),
-        Decimal("1E20"),
-        Decimal("NaN"),
-        Decimal("12345678901234567890.5"),
-    ),
+    *map(Decimal, ("1", "1.25", "1.255", "1E20", "NaN", "12345678901234567890.5")),
     *("text", "5", "1.5", "2024-01-01", "true", "", b"ab", b"\xff", bytearray(b"ab"), memoryview(b"ab")),
     *(_DATE, dt.date.min, dt.date.max, dt.time(12), dt.timedelta(days=1, microseconds=1), dt.timedelta(days=200_000)),
     *(_NOON, _AWARE, _TOKYO, dt.datetime(1500, 1, 1), dt.datetime.max),  # noqa: DTZ001, DTZ901
@@ -235,13 +186,8 @@ _OBJECTS: list[Any] = [
     *({"a": [{"x": 1.5}, {"x": None}, None]}, {"t": _AWARE, "n": _NOON, "d": _DATE}, T.Row(a=1, b="x"), T.Row(1, "x")),
     *(np.array([1, 2]), np.array([1.5, np.nan]), np.array(5), np.array(["a", "b"])),
     *(np.int8(5), np.int64(5), np.uint64(2**63), np.float32(1.5), np.float64(1.5), np.bool_(True)),
-    *(
-        np.str_("a"),
-        np.bytes_(b"a"),
-        np.datetime64("2024-01-01T12"),
-        np.datetime64("2024-01-01"),
-        np.timedelta64(5, "s"),
-    ),
+    *(np.str_("a"), np.bytes_(b"a"), np.timedelta64(5, "s")),
+    *(np.datetime64("2024-01-01T12"), np.datetime64("2024-01-01")),
     *(object(), uuid.UUID(int=5), pd.Interval(0, 1), pd.Period("2024-01")),
 ]
 
@@ -252,12 +198,8 @@ _TYPED: list[tuple[str, list[Any]]] = [
     *(("float64", [1.0, np.nan]), ("float64", [1.5, np.nan]), ("float64", [np.inf]), ("float64", [1e300])),
     *(("Int8", [5]), ("Int64", [5, None]), ("Int64", [2**53 + 1, None]), ("Float64", [1.5, None])),
     *(("string", ["a", None]), ("string", ["5"]), ("category", ["a", None]), ("category", [1, 2, 1])),
-    *(
-        ("category", [pd.Timestamp(_NOON)]),
-        ("Sparse[float]", [1.0, np.nan]),
-        ("period[M]", ["2024-01"]),
-        ("S1", [b"a"]),
-    ),
+    *(("category", [pd.Timestamp(_NOON)]), ("Sparse[float]", [1.0, np.nan]), ("period[M]", ["2024-01"])),
+    ("S1", [b"a"]),
     *(("M8[ns]", ["2024-01-01 12:00:00.123456789"]), ("M8[us]", ["2024-01-01 12:00"]), ("M8[s]", ["1500-01-01 12:00"])),
     *(("M8[ns]", ["2024-01-01"]), ("M8[ns]", [None]), ("M8[ns]", ["2024-01-01", None])),
     # In a gap and in a fold of the session's zone.
@@ -267,11 +209,8 @@ _TYPED: list[tuple[str, list[Any]]] = [
     *(("object", [None, 1]), ("object", [float("nan"), 1]), ("object", [pd.NA, 1]), ("object", [True, 1])),
     *(("object", [1, 1.5]), ("object", [1.5, 1]), ("object", [1, "a"]), ("object", [pd.Timestamp(_NOON), None])),
     *(("object", [_NOON, _AWARE]), ("object", [{"a": 1, "b": "x"}, None]), ("object", [{"a": 1}, float("nan")])),
-    *(
-        ("object", [[1], float("nan")]),
-        ("object", [_DATE, pd.Timestamp(_NOON)]),
-        ("object", [pd.Timestamp(_NOON), _DATE]),
-    ),
+    *(("object", [[1], float("nan")]), ("object", [_DATE, pd.Timestamp(_NOON)])),
+    ("object", [pd.Timestamp(_NOON), _DATE]),
 ]
 
 # Spark fails with these for every type: its worker makes them of several pieces, which Arrow does not take.

@@ -180,7 +180,7 @@ class ShardHistory:
 
     def _standing(self, version: Version | None, executor: int) -> Lineage:
         """Return the lineage of what comes after a version, on the newest snapshot that the executor knows of."""
-        return version.properties.standing_on(self.notes.get(executor, {})) if version else Lineage()
+        return version.properties.with_snapshots(self.notes.get(executor, {})) if version else Lineage()
 
     def _file(self) -> SnapshotFile:
         name = f"{self._new_id()}-0"

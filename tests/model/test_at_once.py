@@ -24,9 +24,9 @@ from holdfast.snapshotter.ownership.operator_record import OperatorRecord, decla
 from holdfast.snapshotter.ownership.stored_tables import StoredTables, declare_tables, stored_tables
 from holdfast.snapshotter.savepoints.manifest import Savepoint
 from holdfast.snapshotter.savepoints.savepoints import (
+    begin_savepoint,
     delete_savepoint,
     find_savepoint,
-    making,
     verify_savepoint,
     write_pieces,
 )
@@ -309,7 +309,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 def make(storage: ObjectStorage, comment: str) -> Savepoint | HoldfastError:
     """Make a savepoint of two pieces; return it, or what its maker is told."""
     try:
-        new = making(storage, NAME)
+        new = begin_savepoint(storage, NAME)
         write = partial(write_pieces, new.folder, "totals", run=a_run(STATE, 3), maker=new.id)
         repeated = [*write(0)] if comment == "one" else []
         pieces = [piece for shard in (0, 1) for piece in write(shard)]

@@ -1,7 +1,9 @@
 """The versioned store on every backend against a dictionary of dictionaries: pointer → (table, key) → value.
 
-Two machines: one with a commit log, whose local files may vanish at any moment; one without, where a dropped version is
-lost and must be reported as lost. Keys share a few hashes, so that almost every look-up meets a collision.
+Machines: one with a commit log, whose local files may vanish at any moment, and which moves among executors; one
+without, where a dropped version is lost and must be reported as lost. Keys share a few hashes, so that almost every
+look-up meets a collision; those of a third machine, and its values, are of every type. All backends agree with the
+model, and so with each other.
 """
 
 from __future__ import annotations
@@ -22,41 +24,45 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from holdfast.backends import run_stack
 from holdfast.backends.base import Pointer, View
 from holdfast.backends.rocksdb import backend as rocksdb
+from holdfast.backends.rocksdb import reads
 from holdfast.backends.run_files import backend as run_files
 from holdfast.errors import ClosedError, NotFoundError, StateLostError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.testing import state_rows
-from tests.model.built_in import BUILT_IN, open_backend, ram_directory
+from tests.model.built_in import BUILT_IN, copy_at_rest, open_backend, ram_directory
 from tests.model.transactions import Open, Writes, prefixes_to, writes_to
-from tests.model.universe import COLLIDING, State, Table, check_reads
+from tests.model.universe import COLLIDING, TYPED, State, check_reads
 from tests.ram import storage_in_ram
 from tests.tiers import LONG, cases, examples
-
-TABLES = {table.name: table.schema for table in COLLIDING}
-
-tables = st.sampled_from(COLLIDING)
-writes = tables.flatmap(writes_to)
 
 
 class StoreWithoutLog(RuleBasedStateMachine):
     """Dropped versions are lost, and say so."""
 
     has_log = False
+    universe = COLLIDING
 
     def __init__(self, backend_name: str) -> None:
         super().__init__()
         self.backend_name = backend_name
+        self.tables = {table.name: table.schema for table in self.universe}
+        self.writes = st.sampled_from(self.universe).flatmap(writes_to)
 
-    @initialize(limit_bytes=st.sampled_from([0, 150]), growth=st.sampled_from([1, 4]))
-    def open_everything(self, limit_bytes: int, growth: int) -> None:
+    @initialize(
+        limit_bytes=st.sampled_from([0, 150]), growth=st.sampled_from([1, 4]), scan_density=st.sampled_from([0.0, 5.0])
+    )
+    def open_everything(self, limit_bytes: int, growth: int, scan_density: float) -> None:
         self.cleanup = ExitStack()
         patch = self.cleanup.enter_context(pytest.MonkeyPatch.context())
         # So small that a handful of rows is a large merge, and a stack grows high.
         patch.setattr(run_files, "COMMIT_MERGE_LIMIT_BYTES", limit_bytes)
         patch.setattr(run_stack, "GROWTH", growth)
         patch.setattr(rocksdb.RocksDBBackend, "share_bytes", lambda _: limit_bytes)
+        for name, value in (("SCAN_ROWS_PER_KEY", scan_density), ("RUN_ROWS", 11), ("CHUNK_KEYS", 7)):
+            patch.setattr(reads, name, value)
         self.directory = self.cleanup.enter_context(ram_directory())
+        self.shard = self.directory / "shard"
         self.ids = itertools.count(1)
         self.model: dict[Pointer, State] = {}
         self.open: list[Open] = []
@@ -93,7 +99,7 @@ class StoreWithoutLog(RuleBasedStateMachine):
             self.compare(view, self.model[pointer])
 
     def compare(self, reader: Any, state: State) -> None:
-        for table in COLLIDING:
+        for table in self.universe:
             check_reads(reader, table, state)
 
     # Transactions.
@@ -108,11 +114,11 @@ class StoreWithoutLog(RuleBasedStateMachine):
     def draw_open(self, data: st.DataObject) -> Open:
         return self.open[data.draw(st.integers(0, len(self.open) - 1))]
 
-    @rule(data=st.data(), batches=st.lists(st.lists(writes, max_size=2), min_size=1, max_size=3))
-    def whole_transactions(self, data: st.DataObject, batches: list[list[Writes]]) -> None:
+    @rule(data=st.data())
+    def whole_transactions(self, data: st.DataObject) -> None:
         """What micro-batches do, in one step; so that long histories are likely."""
         pointer = self.draw_pointer(data, None)
-        for batch in batches:
+        for batch in data.draw(st.lists(st.lists(self.writes, max_size=2), min_size=1, max_size=3)):
             if pointer is not None and data.draw(st.booleans()):
                 self.maintain_at(pointer)
             if attempt := self.begin_at(pointer, None):
@@ -138,14 +144,16 @@ class StoreWithoutLog(RuleBasedStateMachine):
         return Open(self.store.begin(pointer, version), state)
 
     @precondition(lambda self: self.open)
-    @rule(data=st.data(), some=writes)
-    def write(self, data: st.DataObject, some: Writes) -> None:
+    @rule(data=st.data())
+    def write(self, data: st.DataObject) -> None:
+        some: Writes = data.draw(self.writes)
         self.draw_open(data).write(*some)
 
     @precondition(lambda self: self.open)
-    @rule(data=st.data(), table=tables)
-    def delete_prefix(self, data: st.DataObject, table: Table) -> None:
+    @rule(data=st.data())
+    def delete_prefix(self, data: st.DataObject) -> None:
         """All entries of some maps."""
+        table = data.draw(st.sampled_from(self.universe))
         self.draw_open(data).delete_prefix(table, data.draw(prefixes_to(table)))
 
     @precondition(lambda self: self.open)
@@ -178,7 +186,7 @@ class StoreWithoutLog(RuleBasedStateMachine):
         else:
             assert pointer == base
         with pytest.raises(ClosedError):
-            attempt.transaction.scan("counts")
+            attempt.transaction.scan(self.universe[0].name)
         return pointer
 
     @precondition(lambda self: self.open)
@@ -273,13 +281,32 @@ class StoreWithoutLog(RuleBasedStateMachine):
         self.open_shard()
         assert self.backend.versions() == before
 
+    @precondition(lambda self: self.shard.exists())
+    @rule()
+    def crash(self) -> None:
+        """Go on with a copy of the files as they are, as after a kill: what is in memory only is gone."""
+        before, copy = self.backend.versions(), self.directory / self.new_id()
+        copy_at_rest(self.shard, copy)
+        left, self.shard = self.shard, copy
+        self.begin_elsewhere()
+        shutil.rmtree(left)
+        assert self.backend.versions() == before
+        assert self.has_log or self.backend.verify() == []
+
+    def begin_elsewhere(self) -> None:
+        """Open the directory that is `shard` by now; what was open in the one before ends."""
+        while self.open:
+            self.open.pop().transaction.abort()
+        self.close_shard()
+        self.open_shard()
+
     def close_shard(self) -> None:
         while self.views:
             self.close_view()
         self.backend.close()
 
     def open_shard(self) -> None:
-        self.backend = open_backend(self.backend_name, self.directory / "shard", TABLES, self.new_id)
+        self.backend = open_backend(self.backend_name, self.shard, self.tables, self.new_id)
         self.store = VersionedStore(self.backend, self.log)
 
 
@@ -290,31 +317,27 @@ class StoreWithLog(StoreWithoutLog):
 
     def make_log(self) -> ObjectCommitLog:
         executor = self.cleanup.enter_context(ThreadPoolExecutor(2))
-        storage = self.cleanup.enter_context(storage_in_ram())
-        directory = self.directory / "log"
-        return ObjectCommitLog(
-            storage,
-            "op/shard-0000",
-            TABLES,
-            executor,
-            directory,
-            self.backend_name,
-            CARRIED_BYTES,
-            step_bytes=STEP_BYTES,
-        )
+        self.storage = self.cleanup.enter_context(storage_in_ram())
+        shard = "op/shard-0000", self.tables, executor, self.directory / "log", self.backend_name
+        return ObjectCommitLog(self.storage, *shard, CARRIED_BYTES, step_bytes=STEP_BYTES)
+
+    @rule(number=st.integers(0, 2))
+    def move(self, number: int) -> None:
+        """Another executor goes on, with what it has from before: some versions, or none."""
+        self.shard = self.directory / f"executor-{number}"
+        self.begin_elsewhere()
 
     @precondition(lambda self: self.model)
     @rule(data=st.data())
     def lose_a_file(self, data: st.DataObject) -> None:
-        files = sorted(p for p in (self.directory / "shard").rglob("*") if p.is_file())
+        files = sorted(p for p in self.shard.rglob("*") if p.is_file())
         if files:
             files[data.draw(st.integers(0, 10_000)) % len(files)].unlink()
 
     @precondition(lambda self: self.model)
     @rule(everything=st.booleans())
     def lose_a_folder(self, everything: bool) -> None:
-        shard = self.directory / "shard"
-        for folder in [shard] if everything else sorted(shard.glob("*/"))[-1:]:
+        for folder in [self.shard] if everything else sorted(self.shard.glob("*/"))[-1:]:
             shutil.rmtree(folder, ignore_errors=True)
 
     @precondition(lambda self: self.model)
@@ -325,6 +348,19 @@ class StoreWithLog(StoreWithoutLog):
         assert isinstance(self.log, ObjectCommitLog)
         with self.store.read_at(pointer):
             self.log.write_snapshot(self.backend, pointer)
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def lose_a_snapshot(self, data: st.DataObject) -> None:
+        """The commits since the one before do as well."""
+        stored = sorted(info.key for info in self.storage.list("op/shard-0000/snapshots/"))
+        self.storage.delete(data.draw(st.lists(st.sampled_from(stored), max_size=1)) if stored else [])
+
+
+class TypedStoreWithLog(StoreWithLog):
+    """The same, of keys and values of every type."""
+
+    universe = TYPED
 
 
 def suppress_not_found(may_be_lost: bool) -> Any:
@@ -341,13 +377,15 @@ _settings = settings(max_examples=examples(8, 15, 150), stateful_step_count=60 i
 _fewer = _settings if LONG else settings(_settings, max_examples=examples(4, 8))
 
 
-# ``make test`` has three of the six, each backend once.
+MACHINES = (StoreWithoutLog, StoreWithLog, TypedStoreWithLog)
+# Each machine begins with another backend: ``make test`` has each of both once.
+PAIRS = [(machine, (BUILT_IN * 2)[i + j]) for i, machine in enumerate(MACHINES) for j in range(len(BUILT_IN))]
+
+
 @pytest.mark.slow
 # Hypothesis may look for a shorter example for five minutes.
 @pytest.mark.timeout(3600 if LONG else 600)
-@pytest.mark.parametrize(
-    ("machine", "backend_name"), cases(list(itertools.product([StoreWithoutLog, StoreWithLog], BUILT_IN)), quick=3)
-)
+@pytest.mark.parametrize(("machine", "backend_name"), cases(PAIRS, quick=3))
 def test_the_store_agrees_with_the_model(machine: type[StoreWithoutLog], backend_name: str) -> None:
     """After any sequence of steps, every version has what the model says, or is reported as lost."""
     chosen = _fewer if backend_name == "rocksdb" else _settings
@@ -370,6 +408,11 @@ def test_what_stands_below_a_dropped_version_is_the_same_after_a_restart(backend
                 assert state_rows.contents(view, "counts") == expected
 
 
-def test_hashes_collide() -> None:
+def test_hashes_collide_and_every_kind_of_column_is_met() -> None:
+    """What the machines write is what they are for."""
     for table in COLLIDING:
         assert max(Counter(map(table.hash, table.rows)).values()) >= 3
+    keys = [field.type for table in TYPED for field in table.schema.key]
+    values = {str(field.type) for table in TYPED for field in table.schema.value}
+    assert len(keys) == len(state_rows.TYPES)
+    assert len(values) == len({str(kind) for kind in keys}) + len(state_rows.VALUE_TYPES)

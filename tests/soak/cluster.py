@@ -1,7 +1,7 @@
 """A cluster in small, at speed: executors with all that a state server does, queries, and a clock that the test turns.
 
-Real are the backend, the store, the commit log, snapshots, housekeeping and retention, with their threads, on local
-files. Not there are Spark, processes and sockets: a call does what a worker does, and announces its commit directly.
+The backend, the store, the commit log, snapshots, housekeeping and retention are real, with their threads, on local
+files. Spark, processes and sockets are absent: a call does what a worker does, and announces its commit directly.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def cut(binaries: pa.Array, cuts: IntArray, k: int, wanted: range) -> list[pa.Ar
 
 
 def join(parts: list[pa.Array]) -> pa.Array:
-    """Return for each row its parts one after the other."""
+    """Return each row's parts, concatenated."""
     if len(parts) == 1:
         return parts[0]
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))
@@ -85,7 +85,7 @@ def from_buffers(offsets: IntArray, data: pa.Buffer | None) -> pa.Array:
 
 
 def offsets_of(binaries: pa.Array) -> IntArray:
-    """Return where in `data_of` each binary begins, and where the last one ends: shape (n + 1,)."""
+    """Return the offsets of the binaries in `data_of`, with the end of the last one: shape (n + 1,)."""
     n, first, buffer = len(binaries), binaries.offset, binaries.buffers()[1]
     return np.frombuffer(buffer, np.int64)[first : first + n + 1] if n else np.zeros(1, np.int64)
 

@@ -57,7 +57,7 @@ def from_sortable(t: pa.DataType, fixed: ByteArray) -> ByteArray:
 
 
 def _flipped_bits(t: pa.DataType, negative: BoolArray, dtype: np.dtype[np.unsignedinteger]) -> npt.NDArray[np.integer]:
-    """Return for each number which bits of its highest word differ between its own form and that of a key."""
+    """Return for each number which bits of its highest word are flipped in a key."""
     sign = dtype.type(1 << (8 * dtype.itemsize - 1))
     if pa.types.is_floating(t):
         return np.where(negative, dtype.type(2 ** (8 * dtype.itemsize) - 1), sign)

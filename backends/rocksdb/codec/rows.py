@@ -153,7 +153,7 @@ def _split_rows(rows: pa.Array, layout: _RowLayout, head: int) -> tuple[ByteArra
 
 
 def slots_of(schema: pa.Schema) -> list[Slot]:
-    """Return the places of the leaves of some columns, in order."""
+    """Return the slots of all leaves of these columns, in order."""
     return [slot for field in schema for slot in _slots_of_type(field.type)]
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkTypeError
 from pyspark.sql import types as T  # noqa: N812
 
-from holdfast.backends.arrow.values import first_that_fails, null_where_none_may_be
+from holdfast.backends.arrow.values import first_that_fails, forbidden_null
 from holdfast.spark_integration.keyed.pandas_with_state import copier
 from holdfast.spark_integration.keyed.python_values import RowValues, StateValueError
 from holdfast.spark_integration.processor.state.slab import state_error
@@ -118,7 +118,7 @@ def _comes_back(row: State, exact: tuple[type | None, ...]) -> bool:
 
 
 class UserKeys:
-    """Keys of a map, in a form in which equal ones are equal in Python too, and no others."""
+    """Keys of a map, in a form that is equal in Python exactly when the keys are equal."""
 
     def __init__(self, schema: T.StructType, what: str) -> None:
         self.rows = StateRows(schema, what)
@@ -138,7 +138,7 @@ class UserKeys:
         """Return keys as columns. Raises `StateValueError`, whose ``row`` is the index of the key."""
         columns = self.rows.values.to_arrow(keys)
         for name, column in zip(columns.schema.names, columns.columns, strict=True):
-            if forbidden := null_where_none_may_be(column):
+            if forbidden := forbidden_null(column):
                 raise StateValueError(
                     f"a key has null inside column {name!r}, in {forbidden}, which {self._what} declares NOT NULL",
                     row=first_that_fails(column),

@@ -62,7 +62,7 @@ class Asked:
 
 
 class AskedEntries:
-    """Looked-up map entries of a slab; `look_up` takes the first key, the most keys, and a user key."""
+    """Looked-up map entries of a slab; `look_up` takes the first key, how many keys at most, and a user key."""
 
     def __init__(self, look_up: Callable[[int, int, State], list[State | None]]) -> None:
         self._look_up = look_up
@@ -140,7 +140,7 @@ class _FetchedMap:
         return tuple([column[place] for column in self._window.values])
 
     def entries(self) -> Iterator[tuple[State, State, State]]:
-        """Iterate over all user keys, as they are compared and as they are shown, and values."""
+        """Yield each user key, in its form for comparisons and as the processor sees it, and its value."""
         window, of_key = self._window, slice(self._start, self._end)
         values = zip(*(column[of_key] for column in window.values), strict=True)
         return zip(window.user_keys[of_key], window.shown_keys[of_key], values, strict=True)
@@ -289,12 +289,12 @@ class ProcessorMapState(MapState):
         return _Window(found.first, found.bounds, *user_keys, values)
 
     def _user_keys_of(self, own_keys: pa.RecordBatch) -> tuple[list[State], list[State]]:
-        """Return user keys as they are compared, and as they are shown."""
+        """Return user keys in their form for comparisons, and as the processor sees them."""
         shown = self._user_keys.rows.values.to_tuples(own_keys)
         return self._user_keys.of_stored(shown), shown
 
     def _look_up(self, at: int, count: int, user_key: State) -> list[State | None]:
-        """Return an entry's value in the maps of several keys from this one on."""
+        """Return an entry's value in the maps of this key and several after it."""
         places = np.arange(at, min(at + count, len(self._slab.keys)))
         with self._rows.placed([at]):
             own = self._user_keys.to_arrow([user_key])
@@ -586,7 +586,7 @@ class ProcessorStates:
             state.begin()
 
     def flush(self) -> None:
-        """Write a slab's changes; raises as the flush of a variable."""
+        """Write a slab's changes; raises the errors of a variable's flush."""
         for state in self._opened.values():
             state.flush()
 

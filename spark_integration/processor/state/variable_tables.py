@@ -36,7 +36,7 @@ def table_of(kind: Kind, name: str) -> str:
 
 
 def tables_called(name: str) -> tuple[str, ...]:
-    """Return the tables that users may mean by a name: that one, one of a processor's variable or of an operator."""
+    """Return the tables that a name may mean to users: that table, a processor's variable, an operator's table."""
     return name, *(table_of(kind, name) for kind in KINDS), *(f"{start}{name}" for start in _OWN_KEYS)
 
 

@@ -158,7 +158,7 @@ def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:
 def described(
     rows: pa.Table, partition_by: Sequence[str], keys: Sequence[str], url: StorageUrl
 ) -> Iterator[tuple[pa.Table, Mapping[str, Any]]]:
-    """Split rows into files and describe them; an upsert's are merged later, and stay whole."""
+    """Split rows into files and describe them; an upsert's rows stay together."""
     require_years(rows, keys, partition_by)
     rows = _without_empty(rows, partition_by)
     if keys:

@@ -189,7 +189,7 @@ class KeptTable:
 
     @contextmanager
     def translated(self, action: str) -> Iterator[None]:
-        """Raise errors of `deltalake` as those of holdfast, without credentials."""
+        """Raise the errors of `deltalake` as holdfast's, without credentials."""
         try:
             yield
         except HoldfastError:

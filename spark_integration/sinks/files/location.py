@@ -136,7 +136,7 @@ class Writers(Stored):
         if not all(SINK.fullmatch(sink) and queries for sink, queries in self.queries.items()):
             header.refuse("names an invalid sink, or one without queries", sinks=", ".join(self.queries))
         if self.columns is not None and len(self.queries) > 1:
-            header.refuse("has several sinks below a URL that one has for itself", sinks=", ".join(self.queries))
+            header.refuse("lists several sinks at a URL that belongs to one", sinks=", ".join(self.queries))
 
 
 def claim(storage: ObjectStorage, query: SinkQuery, columns: pa.Schema | None = None) -> None:

@@ -261,7 +261,7 @@ class Manifests(FileTarget):
         shown = {(one["attempt"], one["number"]) for one in self.read(within).to_pylist() if one["batch"] == batch_id}
         if shown != {(each.attempt, number) for each in prepared for number in range(each.count)}:
             raise StateLostError(
-                "the sink shows other files for this micro-batch, or had ended it without any",
+                "the sink shows different files for this micro-batch, or ended it without files",
                 batch=batch_id,
                 sink=self._sink,
                 manifest=within.name,
@@ -286,7 +286,7 @@ class Manifests(FileTarget):
         data = self._storage.get(key, limit_bytes=_BYTES_MAX)
         stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=4 * _BYTES_MAX)
         if _Header.read(stored.header, source) != self._header(manifest):
-            refuse(source, "is of other micro-batches than its name says")
+            refuse(source, "covers other micro-batches than its name says")
 
         def accept(columns: pa.Schema) -> None:
             if not columns.equals(FILES):

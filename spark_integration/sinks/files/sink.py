@@ -184,7 +184,7 @@ def attempt_name(attempt: SinkAttempt) -> str:
 
 @dataclass(frozen=True)
 class PreparedAttempt(Stored):
-    """A handle, read."""
+    """A parsed handle."""
 
     attempt: Annotated[str, _ATTEMPT]
     notes: _Number  #: How many it has
@@ -205,7 +205,7 @@ class PreparedAttempt(Stored):
 
 
 def attempts_of(handles: Iterable[Handle], batch_id: int | None = None) -> list[PreparedAttempt]:
-    """Return the attempts that handles name. Raises `CorruptionError` if one is malformed or of another micro-batch."""
+    """Return the attempts that handles name. Raises `CorruptionError` for malformed ones, or another micro-batch's."""
     found = [PreparedAttempt.read(handle, "a handle") for handle in handles]
     for each in found:
         if batch_id not in (None, int(each.attempt[:18])):
@@ -224,7 +224,7 @@ class _Note(Stored):
 
 
 class Attempts:
-    """A query's attempts below a sink's URL; in `folder` files stay, None if the target takes over their rows."""
+    """A query's attempts below a sink's URL. `folder` keeps their files; None if the target takes over the rows."""
 
     def __init__(self, storage: ObjectStorage, query: SinkQuery, folder: str | None) -> None:
         self.storage, self._query = storage, query
@@ -335,7 +335,7 @@ class Attempts:
         note = _Note.decode(data, KIND, source)
         owner = (note.sink, note.query_id, note.attempt, note.number)
         if owner != (self._query.sink, self._query.query_id, attempt, number):
-            refuse(source, "is of another attempt than its name says")
+            refuse(source, "belongs to a different attempt than its name says")
         return _of_attempt(attempt, note.files, note.first_file)
 
     def _key(self, attempt: str, number: int) -> str:
@@ -368,7 +368,7 @@ class FileTarget(ABC):
 
     @abstractmethod
     def has(self, batch_id: int, prepared: Sequence[PreparedAttempt], listed: Sequence[ObjectInfo]) -> bool:
-        """Tell whether a micro-batch is visible, made of these attempts. Raises `StateLostError` if of others."""
+        """Tell whether a micro-batch of these attempts is visible. Raises `StateLostError` if one of others is."""
 
     @abstractmethod
     def show(self, batch_id: int, prepared: Sequence[PreparedAttempt], files: Sequence[DataFile]) -> None:

@@ -375,7 +375,7 @@ def refused(code: int, doing: str, **facts: object) -> InvalidArgumentError | Un
 
 @dataclass(frozen=True)
 class PreparedTransaction(Stored):
-    """A handle, read: the same numbers, whoever found the transaction; -1 where an attempt wrote nothing."""
+    """A parsed handle: the same numbers, whoever found the transaction; -1 where an attempt wrote nothing."""
 
     transactional_id: str
     producer_id: Annotated[int, range(-1, NUMBER_LIMIT)]
@@ -391,7 +391,7 @@ class PreparedTransaction(Stored):
         return self.is_in([ONGOING], known)
 
     def is_committed(self, known: Mapping[str, TransactionDescription]) -> bool:
-        """Tell whether it has been committed, if maybe not yet in all partitions."""
+        """Tell whether it has been committed, perhaps not yet in all partitions."""
         return self.is_in([_COMMITTING, _COMMITTED], known)
 
 
@@ -417,7 +417,7 @@ def describe(
 
 
 def is_spare(cluster: Cluster, one: PreparedTransaction) -> bool:
-    """Tell whether an id is as its commit has left it, so that another attempt may reuse it."""
+    """Tell whether an id has done nothing since its commit, so that another attempt may reuse it."""
     return one.is_in([_COMMITTED], describe(cluster, [one.transactional_id]))
 
 
@@ -505,7 +505,7 @@ def find_topic(cluster: Cluster, name: str) -> Topic | None:
 
 
 def longest_timeout_ms(cluster: Cluster) -> int | None:
-    """Return the brokers' limit on the length of a transaction; None if they do not tell, as without a right to it."""
+    """Return the brokers' limit on the length of a transaction; None if unknown, as without the right to ask."""
 
     def request_of(node: Node) -> Request[tuple[int, str | None]]:
         return protocol.broker_setting(str(node.number), "transaction.max.timeout.ms")

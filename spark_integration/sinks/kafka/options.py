@@ -64,7 +64,7 @@ class ClientOptions:
         values = {SERVERS: servers, **options} if servers else dict(options)
         if not values.get(SERVERS, "").strip(", "):
             raise InvalidArgumentError(
-                "where are the brokers? give sinks.kafka servers, or set spark.holdfast.sink.<name>.bootstrap.servers"
+                "no brokers are given: pass servers to sinks.kafka, or set spark.holdfast.sink.<name>.bootstrap.servers"
             )
         return cls(values)
 
@@ -101,7 +101,7 @@ class ClientOptions:
         return Cluster(self.servers(), self.security(), patience_ms=patience_ms)
 
     def without_secrets(self, text: str) -> str:
-        """Return a text of librdkafka without the values of options that may be secret."""
+        """Redact the values of possibly secret options in a text of librdkafka."""
         for name, value in self.values.items():
             if value and any(word in name for word in _SECRET):
                 text = text.replace(value, "***")

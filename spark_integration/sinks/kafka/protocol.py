@@ -18,7 +18,7 @@ Each request has one fixed version:
     SaslHandshake           17  1         the tokens follow in requests of their own
     ApiVersions             18  0         any broker answers it
     InitProducerId          22  1         plain: a new epoch, without naming the old one
-    EndTxn                  26  2         ends a transaction without moving its epoch: a repeat is told from a stranger
+    EndTxn                  26  2         ends a transaction without moving its epoch: a repeat differs from a stranger
     DescribeConfigs         32  1         plain
     SaslAuthenticate        36  0         plain
     DescribeTransactions    65  0         the only one: Kafka 3.0
@@ -84,7 +84,7 @@ ENDED_OTHERWISE = frozenset(
 _GROUP, _TRANSACTION = 0, 1
 _BROKER = 4
 _KEEP_MS = 100 * 365 * 24 * 3600 * 1000
-#: A topic that is named and not told by its id.
+#: The id of a topic that is given by name.
 _NO_ID = "0" * 32
 
 
@@ -297,8 +297,8 @@ def metadata(topics: Sequence[str]) -> Request[tuple[list[Node], list[Topic]]]:
     body = encoded("[(us)] ???", [(_NO_ID, name) for name in topics], False, False, True, flexible=True)
 
     def result(_: int, nodes: list[Any], _cluster: str, _leader: int, found: list[Any]) -> Any:
-        told = [Topic(code, name or "", topic_id, operations) for code, name, topic_id, *_, operations in found]
-        return [_node(*node[:3]) for node in nodes], told
+        topics_found = [Topic(code, name or "", topic_id, operations) for code, name, topic_id, *_, operations in found]
+        return [_node(*node[:3]) for node in nodes], topics_found
 
     layout = "i [(i s i s)] s i [(h s u ? [(h i i i [i] [i] [i])] i)]"
     return Request("Metadata", 3, 10, body, layout, result, flexible=True)

@@ -14,7 +14,7 @@ The mark says which query writes under a sink's name, and its newest micro-batch
     metadata         the ids of the query and of the topic
 
 The driver commits this offset after a micro-batch: the mark may be one behind, never ahead. An overtaken driver may
-write it late, and so set it back: a start assumes that everything before the last decision was shown. Nobody is a
+write it late, and so set it back: a start assumes that everything before the last decision was shown. There is no
 member of the group. A broker drops such offsets after a week, but not where a commit says how long to keep it, as
 OffsetCommit could until version 4. With its topic the mark goes, too, though some moments later: until then the topic's
 id tells. Brokers that are upgraded from before 2.8 have no ids, all zeros, until `inter.broker.protocol.version` is
@@ -145,7 +145,7 @@ class Mark:
             raise refused(code, f"keep an offset of the consumer group {self._group} at the topic {self._topic}")
 
     def _topic_id(self) -> str:
-        """Return the topic's id; for a missing topic, one that no mark has."""
+        """Return the topic's id; for a missing topic, an id that no mark has."""
         if self._known_id is None:
             found = brokers.find_topic(self._cluster, self._topic)
             self._known_id = found.topic_id if found else "gone"
@@ -358,7 +358,7 @@ def check_schema(schema: pa.Schema, topic: str | None) -> None:
     if "value" not in names:
         raise SchemaMismatchError("a Kafka message needs the column value", columns=", ".join(names))
     if topic is None and "topic" not in names:
-        raise InvalidArgumentError("which topic? pass one to sinks.kafka, or add a column topic")
+        raise InvalidArgumentError("no topic is given: pass one to sinks.kafka, or add a column topic")
     if topic is not None and "topic" in names:
         raise InvalidArgumentError("sink and rows both have a topic; drop the column, or the argument of sinks.kafka")
 

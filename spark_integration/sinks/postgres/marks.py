@@ -204,7 +204,7 @@ class MarkTables:
                 self.session.run(self._sql(_MAKE))
 
     def claim(self) -> int:
-        """Claim a free or replaced sink name; return the query's newest micro-batch. Raises as `require_same`."""
+        """Claim a free or replaced sink name; return the query's newest micro-batch. See `require_same` for errors."""
         is_new = self.query.was_shown is None
         if is_new:
             self.session.run(self._sql(_CLAIM), [self.query.sink, self.query.query_id, self.target.oid])

@@ -289,7 +289,7 @@ class Ending:
             self._marks.show(batch_id)
 
     def apply(self, staged: Iterable[StagingTable]) -> None:
-        """Put rows into the target: of one key, the last row of the highest partition counts."""
+        """Put rows into the target; for each key, the last row of the highest partition counts."""
         parts, applied = sorted(staged, key=lambda each: each.part.partition), 0
         try:
             # One savepoint for all: of hundreds of partitions each request counts.

@@ -281,7 +281,7 @@ class Target:
         return None
 
     def may_refuse(self, keys: Sequence[str]) -> bool:
-        """Tell by the catalogue whether the table can refuse rows that a staging table took."""
+        """Tell from the catalogue whether the table can refuse rows that a staging table accepted."""
         return bool(
             any(not (index.plain and set(index.columns) == set(keys)) for index in self.unique)
             or any(column.generated for column in self.columns.values())
@@ -292,7 +292,7 @@ class Target:
         )
 
     def key_index(self, keys: Sequence[str]) -> Unique | None:
-        """Return the unique index that is over these keys."""
+        """Return the unique index on these keys."""
         return next((i for i in self.unique if i.plain and set(i.columns) == set(keys)), None)
 
 

@@ -84,16 +84,15 @@ def test_what_is_no_table_is_refused(appending: Case, kind: str) -> None:
         appending.open()
 
 
+DOES_NOTHING = "EXECUTE FUNCTION suppress_redundant_updates_trigger()"
+
+
 @pytest.mark.parametrize(
     ("columns", "after", "why"),
     [
         ("k text UNIQUE, n bigint", "", "unique index"),
         ("k text, n bigint, EXCLUDE USING btree (n WITH =)", "", "exclusion"),
-        (
-            "k text, n bigint",
-            "CREATE TRIGGER t BEFORE UPDATE ON {} FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()",
-            "triggers",
-        ),
+        ("k text, n bigint", f"CREATE TRIGGER t BEFORE UPDATE ON {{}} FOR EACH ROW {DOES_NOTHING}", "triggers"),
     ],
 )
 def test_where_transactions_could_wait_staging_tables_are_chosen_and_said(

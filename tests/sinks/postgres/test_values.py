@@ -29,20 +29,8 @@ pytestmark = pytest.mark.postgres
 
 UTC = dt.UTC
 ID = "0c7a8a2e-1f5e-4a53-9d4f-2f9e9c1d7b11"
-AWKWARD = [
-    "",
-    "\\N",
-    "\\.",
-    "a\n\\.\nb",
-    "tab\there",
-    'quo"te',
-    "back\\slash",
-    "cr\rlf\n",
-    "NULL",
-    "{1,2}",
-    "é 漢 🙂",
-    "'",
-]
+AWKWARD = ["", "\\N", "\\.", "a\n\\.\nb", "tab\there", 'quo"te', "back\\slash", "cr\rlf\n"]
+AWKWARD += ["NULL", "{1,2}", "é 漢 🙂", "'"]
 NESTED = pa.struct([("a", pa.int32()), ("b", pa.list_(pa.string()))])
 
 CASES: dict[str, tuple[pa.DataType, str, list[Any]]] = {
@@ -152,32 +140,23 @@ def test_not_a_number_is_itself(postgres: Postgres) -> None:
 @pytest.mark.parametrize(
     ("arrow", "declared"),
     [
-        (pa.int64(), "integer"),
-        (pa.int64(), "double precision"),
-        (pa.int64(), "text"),
-        (pa.int64(), "numeric(18,0)"),
-        (pa.int32(), "real"),
-        (pa.float64(), "real"),
-        (pa.float64(), "numeric(10,2)"),
-        (pa.float64(), "bigint"),
-        (pa.decimal128(38, 18), "numeric(38,6)"),
-        (pa.decimal128(38, 18), "numeric(30,18)"),
-        (pa.decimal128(10, 2), "double precision"),
-        (pa.bool_(), "integer"),
-        (pa.string(), "bigint"),
-        (pa.string(), "timestamptz"),
-        (pa.string(), "bytea"),
-        (pa.string(), "name"),
-        (pa.string(), '"char"'),
-        (pa.string(), "text[]"),
-        (pa.binary(), "text"),
-        (pa.date32(), "timestamp"),
-        (pa.timestamp("us"), "timestamptz"),
-        (pa.timestamp("us", "UTC"), "timestamp"),
-        (pa.timestamp("us", "UTC"), "timestamptz(3)"),
-        (pa.list_(pa.int64()), "integer[]"),
-        (pa.list_(pa.int64()), "bigint"),
-        (NESTED, "text"),
+        (arrow, declared)
+        for arrow, every in (
+            (pa.int64(), ("integer", "double precision", "text", "numeric(18,0)")),
+            (pa.int32(), ("real",)),
+            (pa.float64(), ("real", "numeric(10,2)", "bigint")),
+            (pa.decimal128(38, 18), ("numeric(38,6)", "numeric(30,18)")),
+            (pa.decimal128(10, 2), ("double precision",)),
+            (pa.bool_(), ("integer",)),
+            (pa.string(), ("bigint", "timestamptz", "bytea", "name", '"char"', "text[]")),
+            (pa.binary(), ("text",)),
+            (pa.date32(), ("timestamp",)),
+            (pa.timestamp("us"), ("timestamptz",)),
+            (pa.timestamp("us", "UTC"), ("timestamp", "timestamptz(3)")),
+            (pa.list_(pa.int64()), ("integer[]", "bigint")),
+            (NESTED, ("text",)),
+        )
+        for declared in every
     ],
     ids=str,
 )
@@ -191,24 +170,20 @@ def test_a_type_that_would_change_values_is_refused(postgres: Postgres, arrow: p
 
 
 @pytest.mark.parametrize(
-    ("rows", "schema", "match"),
-    [
-        ([("a\0b", 1)], pa.schema([("k", pa.string()), ("n", pa.int64())]), "NUL"),
-        ([("a", None)], pa.schema([("k", pa.string()), ("n", pa.int64())]), "null value"),
-        ([("too long", 1)], pa.schema([("k", pa.string()), ("n", pa.int64())]), "too long"),
-        ([("neg", -1)], pa.schema([("k", pa.string()), ("n", pa.int64())]), "constraint"),
-    ],
+    ("row", "match"),
+    [(("a\0b", 1), "NUL"), (("a", None), "null value"), (("too long", 1), "too long"), (("neg", -1), "constraint")],
     ids=["NUL", "null", "long", "check"],
 )
 @pytest.mark.parametrize("keys", [[], ["k"]], ids=["prepared", "staged"])
 def test_a_value_that_the_table_refuses_is_an_error_of_the_worker(
-    postgres: Postgres, rows: list[Any], schema: pa.Schema, match: str, keys: list[str]
+    postgres: Postgres, row: tuple[Any, ...], match: str, keys: list[str]
 ) -> None:
+    schema = pa.schema([("k", pa.string()), ("n", pa.int64())])
     unique = ", PRIMARY KEY (k)" if keys else ""
     made: Case = case(postgres, f"k varchar(4) NOT NULL, n bigint NOT NULL CHECK (n > 0){unique}", keys=keys)
     made.open(schema)
     with pytest.raises(ValueError if match == "constraint" else SchemaMismatchError, match=match):
-        made.prepared(*rows, schema=schema)
+        made.prepared(row, schema=schema)
     assert made.rows() == []
 
 
@@ -223,11 +198,9 @@ def test_a_value_that_the_table_refuses_is_an_error_of_the_worker(
         (pa.string(), "char", "", "adds blanks"),
         (pa.list_(pa.string()), "varchar(3)[]", ["a", "abc "], "too long"),
         (pa.list_(pa.list_(pa.string())), "char(3)[]", [["abc", "a"]], "adds blanks"),
-        (pa.list_(pa.list_(pa.int64())), "bigint[]", [[], []], "array within an array is empty"),
-        (pa.list_(pa.list_(pa.int64())), "bigint[]", [[]], "array within an array is empty"),
+        *((pa.list_(pa.list_(pa.int64())), "bigint[]", v, "array within an array is empty") for v in ([[], []], [[]])),
         (pa.list_(pa.list_(pa.list_(pa.int64()))), "bigint[]", [[[]], [[]]], "array within an array is empty"),
-        (pa.list_(pa.list_(pa.int64())), "bigint[]", [[1], [2, 3]], "PostgreSQL does not accept"),
-        (pa.list_(pa.list_(pa.int64())), "bigint[]", [[1], None], "PostgreSQL does not accept"),
+        *((pa.list_(pa.list_(pa.int64())), "bigint[]", [[1], v], "PostgreSQL does not accept") for v in ([2, 3], None)),
     ],
 )
 @pytest.mark.parametrize("keys", cases([[], ["k"]]), ids=lambda keys: "staged" if keys else "prepared")
@@ -266,13 +239,9 @@ TYPES: dict[str, tuple[pa.DataType, Sequence[Any]]] = {
 @pytest.mark.parametrize(
     "keys",
     [
-        ("boolean", "bigint"),
-        ("bigint", "boolean"),
-        ("boolean", "boolean", "text"),
+        *(("boolean", "bigint"), ("bigint", "boolean"), ("boolean", "boolean", "text")),
         ("date", "bytea", "boolean", "timestamptz"),
-        ("numeric(20,2)", "interval"),
-        ("integer[]", "boolean"),
-        ("text", "jsonb"),
+        *(("numeric(20,2)", "interval"), ("integer[]", "boolean"), ("text", "jsonb")),
     ],
     ids="-".join,
 )

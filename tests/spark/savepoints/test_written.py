@@ -323,19 +323,9 @@ def test_all_that_a_processor_of_sparks_may_keep(lab: Lab) -> None:
         once(lab, grouped.transformWithState(Everything(), EVERYTHING, "update", "ProcessingTime"), "sparks")
         savepoints.from_spark(lab.spark, lab.folder / "sparks", target, "one", "everything")
         (operator,) = savepoints.read(target, "one").operators
-        assert operator.rows == {
-            "v.v": 2,
-            "v.vt": 2,
-            "v.vt.expiring": 2,
-            "l.l": 3,
-            "l.lt": 3,
-            "l.lt.expiring": 3,
-            "m.m": 3,
-            "m.mt": 3,
-            "m.mt.expiring": 3,
-            "timers": 2,
-            "timers_by_due": 2,
-        }
+        of_keys = dict.fromkeys(("v.v", "v.vt", "v.vt.expiring", "timers", "timers_by_due"), 2)
+        of_values = dict.fromkeys(("l.l", "l.lt", "l.lt.expiring", "m.m", "m.mt", "m.mt.expiring"), 3)
+        assert operator.rows == of_keys | of_values
         assert [row["n"] for row in contents(lab, "everything", "v")] == [2, 3]
         expires = {row["expires_ms"] for row in contents(lab, "everything", "lt")}
         now_ms = datetime.now(UTC).timestamp() * 1000

@@ -115,23 +115,16 @@ def test_what_cannot_be_is_said(lab: Lab) -> None:
     def of(operator: str = "totals", **options: Any) -> DataFrame:
         return holdfast.state(lab.spark, lab.folder / "query", operator, **options)
 
+    changes: dict[str, Any] = {"readChangeFeed": True, "changeStartBatchId": 0}
     refused: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (NotFoundError, "no state of such an operator.*did you mean 'totals'", {"operator": "total"}),
         (NotFoundError, "Spark has purged it", {"batchId": 7}),
         (InvalidArgumentError, "a number, 0 or more", {"batchId": -1}),
         (InvalidArgumentError, "need readChangeFeed", {"changeStartBatchId": 1}),
         (InvalidArgumentError, "needs changeStartBatchId", {"readChangeFeed": True}),
-        (InvalidArgumentError, "instead of batchId", {"readChangeFeed": True, "changeStartBatchId": 0, "batchId": 0}),
-        (
-            InvalidArgumentError,
-            "ends before it begins",
-            {"readChangeFeed": True, "changeStartBatchId": 1, "changeEndBatchId": 0},
-        ),
-        (
-            InvalidArgumentError,
-            "changeEndBatchId is a number",
-            {"readChangeFeed": True, "changeStartBatchId": 0, "changeEndBatchId": "1"},
-        ),
+        (InvalidArgumentError, "instead of batchId", changes | {"batchId": 0}),
+        (InvalidArgumentError, "ends before it begins", changes | {"changeStartBatchId": 1, "changeEndBatchId": 0}),
+        (InvalidArgumentError, "changeEndBatchId is a number", changes | {"changeEndBatchId": "1"}),
         (InvalidArgumentError, "a list of names", {"columns": "key"}),
         (InvalidArgumentError, "a list of names", {"columns": []}),
         (InvalidArgumentError, "a list of numbers", {"shards": [-1]}),
@@ -303,15 +296,8 @@ def last_or_forget(batch: holdfast.ShardBatch) -> pa.Table:
 
 
 def feed(lab: Lab, first: int, last: int | None = None, **options: Any) -> DataFrame:
-    return holdfast.state(
-        lab.spark,
-        lab.folder / "query",
-        "totals",
-        readChangeFeed=True,
-        changeStartBatchId=first,
-        changeEndBatchId=last,
-        **options,
-    )
+    options |= {"readChangeFeed": True, "changeStartBatchId": first, "changeEndBatchId": last}
+    return holdfast.state(lab.spark, lab.folder / "query", "totals", **options)
 
 
 def state(lab: Lab, batch: int) -> State:

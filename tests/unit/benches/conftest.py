@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.benches.jobs.job_a import JobA
-from holdfast.benches.running import carrying_out
+from holdfast.benches.running import execution
 from holdfast.benches.running.directory import ResultsDirectory
 from holdfast.benches.runs.child_process import BenchError
 from holdfast.benches.runs.paired import Entry, Run
@@ -19,7 +19,7 @@ from holdfast.benches.suites.measurement import Measurement
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> Engines:
     found = Engines()
-    monkeypatch.setattr(carrying_out, "run_engine", found.run)
+    monkeypatch.setattr(execution, "run_engine", found.run)
     return found
 
 

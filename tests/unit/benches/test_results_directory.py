@@ -16,8 +16,8 @@ import pytest
 from holdfast.benches.report import published
 from holdfast.benches.report.answers import answers_of
 from holdfast.benches.report.directory import RUN, read
-from holdfast.benches.running.carrying_out import CarryingOut
 from holdfast.benches.running.directory import FAILED, ResultsDirectory
+from holdfast.benches.running.execution import Execution
 from holdfast.benches.runs.paired import Entry
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
 from tests.unit.benches import sample_results
@@ -160,7 +160,7 @@ def test_a_huge_file_is_not_loaded(tmp_path: Path) -> None:
     ],
 )
 def test_other_results_are_not_mixed_in(tmp_path: Path, engines: Engines, change: dict[str, Any], named: str) -> None:
-    CarryingOut(prepared(tmp_path), TWO).run()
+    Execution(prepared(tmp_path), TWO).run()
     with pytest.raises(InvalidArgumentError, match=named) as refused:
         prepared(tmp_path, **change)
     assert "--fresh" in str(refused.value)
@@ -171,10 +171,10 @@ def test_other_results_are_not_mixed_in(tmp_path: Path, engines: Engines, change
 def test_runs_of_another_job_are_not_mixed_in(tmp_path: Path, engines: Engines) -> None:
     engines.stops_at = 1
     with pytest.raises(KeyboardInterrupt):
-        CarryingOut(prepared(tmp_path), TWO).run()
+        Execution(prepared(tmp_path), TWO).run()
     larger = replace(TWO, entries={name: Entry(of.engine, replace(JOB, rows=20)) for name, of in TWO.entries.items()})
     with pytest.raises(InvalidArgumentError, match="job rows: 10, 20"):
-        CarryingOut(prepared(tmp_path), larger)
+        Execution(prepared(tmp_path), larger)
 
 
 def test_a_directory_of_other_things_is_refused_and_kept(tmp_path: Path) -> None:
@@ -200,12 +200,12 @@ def test_a_damaged_line_of_a_run_is_named_and_kept(tmp_path: Path, engines: Engi
     """Hours of runs stand beside it: whoever sees the message decides."""
     engines.stops_at = 2
     with pytest.raises(KeyboardInterrupt):
-        CarryingOut(prepared(tmp_path), TWO).run()
+        Execution(prepared(tmp_path), TWO).run()
     file = tmp_path / "tiny/two.runs.jsonl"
     damaged = f"{line}\n{file.read_text()}"
     file.write_text(damaged)
     with pytest.raises(CorruptionError, match=r"delete its line.*two\.runs\.jsonl"):
-        CarryingOut(prepared(tmp_path), TWO)
+        Execution(prepared(tmp_path), TWO)
     assert file.read_text() == damaged
 
 
@@ -234,7 +234,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, engines: Engines, monkeypatch
     directory = prepared(tmp_path)
     engines.stops_at = 2
     with pytest.raises(KeyboardInterrupt):
-        CarryingOut(directory, TWO).run()
+        Execution(directory, TWO).run()
     before = (tmp_path / RUN).read_text()
 
     def full(*_: Any, **__: Any) -> None:
@@ -246,7 +246,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, engines: Engines, monkeypatch
             directory.set_state(TWO, FAILED)
     assert (tmp_path / RUN).read_text() == before
     engines.stops_at = None
-    CarryingOut(prepared(tmp_path), TWO).run()
+    Execution(prepared(tmp_path), TWO).run()
     assert len(engines.ran) == 4
 
 

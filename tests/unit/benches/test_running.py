@@ -24,9 +24,9 @@ from holdfast.benches.jobs.job import SparkJob
 from holdfast.benches.jobs.job_a import JobA
 from holdfast.benches.jobs.job_b import JobB
 from holdfast.benches.report.directory import DONE, RUN
-from holdfast.benches.running import carrying_out
-from holdfast.benches.running.carrying_out import CarryingOut, TimeLeft, steps_of
+from holdfast.benches.running import execution
 from holdfast.benches.running.directory import FAILED, ResultsDirectory
+from holdfast.benches.running.execution import Execution, TimeLeft, steps_of
 from holdfast.benches.runs.by_name import ENGINES, engines_for
 from holdfast.benches.runs.child_process import BenchError
 from holdfast.benches.runs.engines import SparkEngine
@@ -40,7 +40,7 @@ from tests.unit.benches.conftest import FACTS, JOB, TWO, Engines, a_run, documen
 
 def test_a_measurement_becomes_a_document_of_all_its_turns(tmp_path: Path, engines: Engines) -> None:
     directory = prepared(tmp_path)
-    assert CarryingOut(directory, TWO).run() == DONE
+    assert Execution(directory, TWO).run() == DONE
     found = document(tmp_path)
     assert sorted(engines.ran) == ["holdfast-memory"] * 2 + ["spark-agg-rocksdb"] * 2
     assert list(found["engines"]) == ["ours", "theirs"], "in the order of the measurement, whatever that of the turns"
@@ -57,14 +57,14 @@ def test_a_measurement_becomes_a_document_of_all_its_turns(tmp_path: Path, engin
 @pytest.mark.parametrize("done", range(5))
 def test_a_stopped_run_goes_on_with_what_it_has(tmp_path: Path, engines: Engines, done: int) -> None:
     engines.stops_at = done
-    first = CarryingOut(prepared(tmp_path), TWO)
+    first = Execution(prepared(tmp_path), TWO)
     if done < 4:
         with pytest.raises(KeyboardInterrupt):
             first.run()
     else:
         first.run()
     engines.stops_at = None
-    again = CarryingOut(prepared(tmp_path), TWO)
+    again = Execution(prepared(tmp_path), TWO)
     assert len(again.done) == (done if done < 4 else 0)
     assert again.run() == DONE
     assert len(engines.ran) == 4, "nothing is run twice"
@@ -74,11 +74,11 @@ def test_a_stopped_run_goes_on_with_what_it_has(tmp_path: Path, engines: Engines
 def test_a_line_that_was_cut_off_is_run_again(tmp_path: Path, engines: Engines) -> None:
     engines.stops_at = 2
     with pytest.raises(KeyboardInterrupt):
-        CarryingOut(prepared(tmp_path), TWO).run()
+        Execution(prepared(tmp_path), TWO).run()
     file = tmp_path / "tiny/two.runs.jsonl"
     file.write_bytes(file.read_bytes()[:-20])
     engines.stops_at = None
-    CarryingOut(prepared(tmp_path), TWO).run()
+    Execution(prepared(tmp_path), TWO).run()
     assert len(engines.ran) == 5
     assert len(document(tmp_path)["engines"]["ours"]["runs"]) == 2
 
@@ -86,13 +86,13 @@ def test_a_line_that_was_cut_off_is_run_again(tmp_path: Path, engines: Engines) 
 def test_an_entry_that_fails_leaves_the_others_alone_and_is_tried_again(tmp_path: Path, engines: Engines) -> None:
     engines.fails = {"spark-agg-rocksdb"}
     directory = prepared(tmp_path)
-    assert CarryingOut(directory, TWO).run() == FAILED
+    assert Execution(directory, TWO).run() == FAILED
     assert engines.ran.count("spark-agg-rocksdb") == 1, "not in the second turn"
     assert directory.plan(TWO)["reason"] == "theirs: no room on the disk"
     found = document(tmp_path)
     assert (list(found["engines"]), found["baseline"]) == (["ours"], "")
     engines.fails = set()
-    assert CarryingOut(prepared(tmp_path), TWO).run() == DONE
+    assert Execution(prepared(tmp_path), TWO).run() == DONE
     assert engines.ran.count("holdfast-memory") == 2
     assert list(document(tmp_path)["engines"]) == ["ours", "theirs"]
 
@@ -100,19 +100,19 @@ def test_an_entry_that_fails_leaves_the_others_alone_and_is_tried_again(tmp_path
 def test_where_results_differ_nothing_is_timed(tmp_path: Path, engines: Engines) -> None:
     compared = {"what": "all rows", "rows": 7, "equal": False}
     wrong = replace(TWO, check=lambda: compared)
-    assert CarryingOut(prepared(tmp_path), wrong).run() == FAILED
+    assert Execution(prepared(tmp_path), wrong).run() == FAILED
     assert engines.ran == []
     compared["equal"] = True
-    assert CarryingOut(prepared(tmp_path), wrong).run() == DONE
+    assert Execution(prepared(tmp_path), wrong).run() == DONE
     assert document(tmp_path)["equality"] == {"compared": "all rows", "what": "all rows", "rows": 7, "equal": True}
 
 
 def test_whole_turns_count(tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(0, 10_000, 10))
-    monkeypatch.setattr(carrying_out.time, "monotonic", lambda: float(next(now)))
+    monkeypatch.setattr(execution.time, "monotonic", lambda: float(next(now)))
     three = replace(TWO, repeats=3)
     directory = prepared(tmp_path)
-    assert CarryingOut(directory, three, end_s=75).run() == DONE
+    assert Execution(directory, three, end_s=75).run() == DONE
     assert len(engines.ran) == 4
     assert directory.plan(three)["reason"] == "2 of 3 turns, then the time was up"
     assert len(document(tmp_path)["engines"]["ours"]["runs"]) == 2
@@ -120,7 +120,7 @@ def test_whole_turns_count(tmp_path: Path, engines: Engines, monkeypatch: pytest
 
 def test_an_entry_that_has_no_time_at_all_has_failed(tmp_path: Path, engines: Engines) -> None:
     directory = prepared(tmp_path)
-    assert CarryingOut(directory, TWO, end_s=0.0).run() == FAILED
+    assert Execution(directory, TWO, end_s=0.0).run() == FAILED
     assert engines.ran == []
     assert directory.plan(TWO)["reason"].count("the time was up") == 2
     assert not (tmp_path / "tiny/two.json").exists()
@@ -135,9 +135,9 @@ def test_whatever_an_engine_leaves_behind_the_others_go_on(
             raise error
         return engines.run(entry)
 
-    monkeypatch.setattr(carrying_out, "run_engine", run)
+    monkeypatch.setattr(execution, "run_engine", run)
     directory = prepared(tmp_path)
-    assert CarryingOut(directory, TWO).run() == FAILED
+    assert Execution(directory, TWO).run() == FAILED
     assert directory.plan(TWO)["reason"].startswith(f"ours: {type(error).__name__}")
     assert list(document(tmp_path)["engines"]) == ["theirs"]
 
@@ -147,15 +147,15 @@ def test_a_turn_that_time_cuts_off_takes_nothing_from_the_one_before(
 ) -> None:
     """An entry whose second turn found no time has its first one; the document has one turn of each."""
     clock = [0.0]
-    monkeypatch.setattr(carrying_out.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(execution.time, "monotonic", lambda: clock[0])
 
     def run(entry: Entry, **_: Any) -> Run:
         clock[0] += 10 if len(engines.ran) < 2 else 100
         return engines.run(entry)
 
-    monkeypatch.setattr(carrying_out, "run_engine", run)
+    monkeypatch.setattr(execution, "run_engine", run)
     directory = prepared(tmp_path)
-    assert CarryingOut(directory, TWO, end_s=60).run() == DONE
+    assert Execution(directory, TWO, end_s=60).run() == DONE
     assert len(engines.ran) == 3
     assert [len(of["runs"]) for of in document(tmp_path)["engines"].values()] == [1, 1]
     assert directory.plan(TWO)["reason"] == "1 of 2 turns, then the time was up"

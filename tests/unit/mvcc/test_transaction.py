@@ -16,7 +16,7 @@ from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.errors import ClosedError, InvalidArgumentError, NotFoundError, StateLostError, UnavailableError
 from holdfast.mvcc import Transaction, VersionedStore
-from holdfast.mvcc.transaction import Changes
+from holdfast.mvcc.transaction import ChangedRows
 from holdfast.testing.state_rows import COUNTS, P1, TABLES
 
 ROWS = 40_000
@@ -195,7 +195,7 @@ def test_every_row_of_the_first_version_is_new(measured: VersionedStore) -> None
     with measured.begin(None) as transaction:
         put_users(transaction, users("a", "b", "a"))
         transaction.commit()
-    assert transaction.measures.changes == {"counts": Changes(put=2, new=2)}
+    assert transaction.measures.changes == {"counts": ChangedRows(put=2, new=2)}
     assert transaction.measures.commit_ns > 0
 
 
@@ -215,7 +215,7 @@ def test_new_and_removed_are_told_by_what_was_looked_up(
         transaction.delete("counts", users("b", "d", hash_of=hash_of))
         transaction.commit()
     removed = 1 if "b" in asked else 0
-    assert transaction.measures.changes == {"counts": Changes(put=2, deleted=2, new=1, removed=removed)}
+    assert transaction.measures.changes == {"counts": ChangedRows(put=2, deleted=2, new=1, removed=removed)}
     assert transaction.measures.look_up_ns > 0
 
 
@@ -227,7 +227,7 @@ def test_what_is_written_unread_is_only_counted_as_written(measured: VersionedSt
         put_users(transaction, users("a", "b"))
         transaction.delete("counts", users("c"))
         transaction.commit()
-    assert transaction.measures.changes == {"counts": Changes(put=2, deleted=1)}
+    assert transaction.measures.changes == {"counts": ChangedRows(put=2, deleted=1)}
 
 
 def test_scans_count_as_reading_but_what_is_done_between_does_not(measured: VersionedStore) -> None:

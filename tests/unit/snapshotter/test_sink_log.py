@@ -239,7 +239,7 @@ def test_a_damaged_log_stops_the_savepoints_of_its_own_query_only(
     damage(storage)
     assert sinks_of(storage, "q-2") == (SavedSink("other", 1, 5),)
     assert "a damaged log does not name this query, so sink 'totals' is not its own" in caplog.text
-    with pytest.raises(CorruptionError, match=r"writes to a sink whose log is damaged.*sink=totals query=q-1"):
+    with pytest.raises(CorruptionError, match=r"write to a sink whose log is damaged.*sink=totals query=q-1"):
         sinks_of(storage, "q-1")
 
 
@@ -251,7 +251,7 @@ def test_a_damaged_log_stops_the_savepoints_of_all_that_may_have_taken_the_sink_
     for info in storage.list("_sinks/totals/")[1:]:
         storage.put(info.key, b"")
     for query_id in ("q-1", "q-2"):
-        with pytest.raises(CorruptionError, match="as far as can be told, the query writes to a sink"):
+        with pytest.raises(CorruptionError, match="the query appears to write to a sink"):
             sinks_of(storage, query_id)
 
 
@@ -263,7 +263,7 @@ def test_a_damaged_log_stops_the_savepoints_of_a_restored_query_that_may_continu
     storage.put(KEY, b"")
     declare_origin(storage, QueryOrigin("q-2", "q-2", "q-1", 6, {}))
     declare_origin(storage, QueryOrigin("q-3", "q-1", "q-1", 6, {}))
-    with pytest.raises(CorruptionError, match="as far as can be told, the query writes to a sink"):
+    with pytest.raises(CorruptionError, match="the query appears to write to a sink"):
         sinks_of(storage, "q-2")
     assert sinks_of(storage, "q-3") == ()
 
@@ -277,7 +277,7 @@ def test_a_damaged_log_stops_the_savepoints_of_the_second_query_that_was_restore
     SinkLog(storage, "totals").append(replace(BEGUN, number=2, query_id="q-2", decided=1, stands_for=-1, **before))
     storage.put("_sinks/totals/00000000000000000003", b"")
     declare_origin(storage, QueryOrigin("q-3", "q-3", "q-1", 7, {}))
-    with pytest.raises(CorruptionError, match="as far as can be told, the query writes to a sink"):
+    with pytest.raises(CorruptionError, match="the query appears to write to a sink"):
         sinks_of(storage, "q-3")
     assert sinks_of(storage, "q-4") == ()
 

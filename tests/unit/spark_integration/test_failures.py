@@ -16,7 +16,7 @@ import holdfast
 from holdfast import errors, restart
 from holdfast.errors import ConflictError, HoldfastError, InvalidArgumentError, SchemaMismatchError, StateLostError
 from holdfast.spark_integration.client.measures import METRICS, of_group
-from holdfast.spark_integration.failures import explain, passes
+from holdfast.spark_integration.failures import explain, is_transient
 from holdfast.spark_integration.progress_metrics import by_name
 from holdfast.spark_integration.restarting import FAILURES_MAX, Exponential
 from holdfast.spark_integration.transport.output import is_observed
@@ -320,8 +320,8 @@ def test_a_number_that_cannot_be_is_named(make: object, name: str) -> None:
         RuntimeError("org.apache.kafka.common.errors.TimeoutException: Topic not present in metadata after 60000 ms."),
     ],
 )
-def test_what_a_lost_machine_process_or_network_causes_passes(error: Exception) -> None:
-    assert passes(error)
+def test_a_lost_machine_process_or_network_is_transient(error: Exception) -> None:
+    assert is_transient(error)
 
 
 @pytest.mark.parametrize(
@@ -334,11 +334,11 @@ def test_what_a_lost_machine_process_or_network_causes_passes(error: Exception) 
         ValueError("negative amount: java.net.ConnectException"),
     ],
 )
-def test_what_stays_wrong_does_not_pass(error: Exception) -> None:
+def test_a_lasting_error_is_not_transient(error: Exception) -> None:
     """A newer run that has taken over must not be started against, and a function does not mend itself."""
     with pytest.raises(type(error)) as caught:  # with its traceback, as a query's
         raise error
-    assert not passes(caught.value)
+    assert not is_transient(caught.value)
 
 
 def test_a_start_that_returns_no_query_is_told_so() -> None:
@@ -347,13 +347,13 @@ def test_a_start_that_returns_no_query_is_told_so() -> None:
         holdfast.run(lambda: None)  # type: ignore[arg-type, return-value]
 
 
-def test_a_lost_jvm_does_not_pass() -> None:
+def test_a_lost_jvm_is_not_transient() -> None:
     """Without it no start in this process can succeed; whoever started the process must start it again."""
     (port,) = free_ports(1)
     client = JavaClient(JavaParameters(port=port), PythonParameters(), GatewayProperty(True, None))
     with pytest.raises(ConnectionRefusedError) as caught:  # what PySpark raises then
         client.send_command("a command")
-    assert not passes(caught.value)
+    assert not is_transient(caught.value)
     with pytest.raises(ConnectionRefusedError) as caught:
         socket.create_connection(("127.0.0.1", port))
-    assert passes(caught.value), "any other connection may come back"
+    assert is_transient(caught.value), "any other connection may come back"

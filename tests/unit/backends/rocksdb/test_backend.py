@@ -18,30 +18,16 @@ from typing import Any
 import pytest
 
 from holdfast import clock
-from holdfast.backends.base import Pointer, View
+from holdfast.backends.base import Pointer
 from holdfast.backends.local.folder_locks import lock_shared
 from holdfast.backends.rocksdb import backend as rocksdb
-from holdfast.backends.rocksdb import generation, options, reads
+from holdfast.backends.rocksdb import generation, options
 from holdfast.backends.rocksdb.backend import RocksDBBackend
 from holdfast.backends.rocksdb.generation import OPEN, READERS, CacheShare, OpenGenerations
 from holdfast.errors import ClosedError, InvalidArgumentError, NotFoundError, UnavailableError
-from holdfast.testing.state_rows import (
-    COUNTS,
-    P1,
-    P2,
-    P3,
-    TABLES,
-    Row,
-    contents,
-    counts,
-    keys_of,
-    no_counts,
-    run_of,
-    users,
-)
+from holdfast.testing.state_rows import P1, P2, P3, TABLES, contents, counts, no_counts, run_of, users
 from tests.tiers import repetitions
 
-State = dict[Row, Row]
 NAMES = [f"u{i}" for i in range(40)]
 
 
@@ -66,20 +52,6 @@ def generations(backend: RocksDBBackend) -> list[Path]:
 
 def runs_of(backend: RocksDBBackend, pointer: Pointer) -> int:
     return len(list((backend.directory / "versions" / str(pointer)).glob("*.arrow")))
-
-
-def check(view: View, state: State) -> None:
-    """All ways of reading agree with a dictionary."""
-    assert contents(view, "counts") == state
-    for some in (NAMES, NAMES[::7]):
-        assert users(view, *some) == [state.get((name,)) for name in some]
-    prefixes = keys_of(COUNTS, [(name,) for name in NAMES[::3]])
-    found = {
-        (key,): (value,)
-        for run in view.scan_prefix("counts", prefixes)
-        for key, value in zip(run.keys.column(0).to_pylist(), run.values.column(0).to_pylist(), strict=True)
-    }
-    assert found == {key: value for key, value in state.items() if key[0] in NAMES[::3]}
 
 
 # Moving.
@@ -222,77 +194,6 @@ def test_commits_that_rewrite_all_of_a_shard_leave_something_to_move(
         assert sum(file.size_bytes for file in runs) < limit_bytes + 3 * counts(*written)["counts"].size_bytes
         with backend.view(new) as view:
             assert len(contents(view, "counts")) == len(written)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("density", [0.0, 5.0], ids=["point reads", "mixed"])
-@pytest.mark.parametrize("seed", repetitions(1, 40))
-def test_any_branch_of_any_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, density: float) -> None:
-    """Begin anywhere, move, drop, freeze and open again: every version held is exactly what was written."""
-    for name, value in (("SCAN_ROWS_PER_KEY", density), ("RUN_ROWS", 11), ("CHUNK_KEYS", 7)):
-        monkeypatch.setattr(reads, name, value)
-    chance = random.Random(seed)
-    model: dict[Pointer, State] = {}
-    backend = open_shard(tmp_path / "shard")
-    views: list[tuple[View, State]] = []
-    moved = 0
-    for step in range(40):
-        base = chance.choice([*backend.versions(), *backend.versions()[-2:]] or [None])
-        writes, state = random_step(chance, model[base] if base else {})
-        pointer = Pointer(base.version + 1 if base else 1, f"{step:04x}")
-        backend.apply(base, pointer, writes, {"step": step})
-        model[pointer] = state
-        moved += backend.maintain(chance.choice(backend.versions()))
-        if chance.random() < 0.5:
-            views.append((backend.view(seen := chance.choice(backend.versions())), model[seen]))
-        for view, expected in chance.sample(views, min(len(views), 2)):
-            check(view, expected)
-        if not chance.randrange(3):
-            backend.drop(chance.sample(backend.versions(), chance.randrange(len(backend.versions()))))
-            chance.shuffle(views)
-            for view, _ in views[:2]:
-                view.close()
-            del views[:2]
-        if not chance.randrange(8):
-            seen = chance.choice(backend.versions())
-            check_frozen(backend, seen, model[seen])
-            backend.close()
-            backend = open_shard(backend.directory)
-    for view, expected in views:
-        check(view, expected)
-        view.close()
-    for pointer in backend.versions():
-        with backend.view(pointer) as view:
-            check(view, model[pointer])
-    assert moved > 1
-    backend.drop(backend.versions())
-    assert generations(backend) == []
-    backend.close()
-
-
-def random_step(chance: random.Random, state: State) -> tuple[dict[str, Any], State]:
-    """Return random writes and deletes, and the state after them."""
-    after = dict(state)
-    written: list[tuple[Row, Row | None]] = []
-    for name in chance.sample(NAMES, chance.randrange(25)):
-        value = (chance.randrange(1000),) if chance.random() < 0.7 else None
-        written.append(((name,), value))
-        if value is None:
-            after.pop((name,), None)
-        else:
-            after[name,] = value
-    return {"counts": run_of(COUNTS, written)}, after
-
-
-def check_frozen(backend: RocksDBBackend, pointer: Pointer, state: State) -> None:
-    home = backend.directory.parent / f"copy-{clock.new_id()}"
-    (home / "frozen").mkdir(parents=True)
-    for file in backend.freeze(pointer):
-        os.link(file, home / "frozen" / file.name)
-    with open_shard(home / "shard") as copy:
-        copy.thaw(pointer, home / "frozen")
-        with copy.view(pointer) as view:
-            check(view, state)
 
 
 # Generations that come and go.

@@ -31,7 +31,7 @@ from holdfast.spark_integration.lookup.query_pointers import Page, StoredOperato
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.testing.state_rows import COUNTS
 from holdfast.ui.inquiry import SHOWN_MS, Inquiry
-from holdfast.ui.rows import ROWS_MAX, SEARCHED_MAX, TEXT_MAX, Asked, RowsView, rows_view, shown_table, texts
+from holdfast.ui.rows import ROWS_MAX, SEARCHED_MAX, TEXT_MAX, RowsRequest, RowsView, rows_view, shown_table, texts
 from holdfast.ui.shards import CELLS_MAX, LEVELS, MEASURES, HeatMap, heat_map, measured
 from holdfast.ui.survey import OperatorSurvey, StoredObjects, Survey, survey
 from holdfast.ui.upkeep import VERIFY_MS, upkeep
@@ -318,7 +318,7 @@ class Query:
 
 def view(**asked: Any) -> RowsView:
     query: Any = Query()
-    return rows_view(query, "op", Asked(**asked), lambda: 0)
+    return rows_view(query, "op", RowsRequest(**asked), lambda: 0)
 
 
 @pytest.mark.slow(1)

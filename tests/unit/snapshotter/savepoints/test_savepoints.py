@@ -26,11 +26,11 @@ from holdfast.errors import (
 )
 from holdfast.snapshotter.savepoints.manifest import KEY, KIND, Piece, Savepoint, read_manifest
 from holdfast.snapshotter.savepoints.savepoints import (
+    begin_savepoint,
     delete_savepoint,
     find_savepoint,
     folder_of,
     list_savepoints,
-    making,
     read_piece,
     read_savepoint,
     savepoint_folder,
@@ -69,7 +69,7 @@ def test_what_was_stored_is_read(target: ObjectStorage, executor: ThreadPoolExec
 
 def test_a_misspelt_name_is_told_which_is_meant(target: ObjectStorage) -> None:
     a_savepoint(target, "before-upgrade")
-    making(target, "befor-upgrad")
+    begin_savepoint(target, "befor-upgrad")
     for act in (read_savepoint, delete_savepoint):
         with pytest.raises(NotFoundError, match=r"; did you mean 'before-upgrade'\?, name=before-upgade"):
             act(target, "before-upgade")
@@ -193,7 +193,7 @@ def test_a_piece_of_another_table_or_shard_is_refused(target: ObjectStorage) -> 
 
 def test_what_a_savepoint_does_not_name_goes_at_its_end(target: ObjectStorage, executor: ThreadPoolExecutor) -> None:
     """Tasks that Spark repeats leave pieces: somebody who reads the folder must not count them twice."""
-    new, made = making(target, "one"), a_savepoint(target)
+    new, made = begin_savepoint(target, "one"), a_savepoint(target)
     folder = savepoint_folder(target, "one")
     key = f"operators/totals/state/0000-0-{new.id}{'f' * 8}.arrow"
     folder.put(key, b"a piece of a task that was repeated")
@@ -211,7 +211,7 @@ def test_a_savepoint_of_which_parts_were_deleted_is_not_finished(target: ObjectS
     made = a_savepoint(target)
     savepoint_folder(target, "one").delete([KEY, made.operators[0].pieces[2].key])
     with pytest.raises(ConflictError, match=r"another process.*0000-2-"):
-        making(target, "one").finish(made)
+        begin_savepoint(target, "one").finish(made)
     assert find_savepoint(target, "one") is None
 
 
@@ -337,7 +337,7 @@ def stored(timed: TimedStorage, comment: str, maker: str = "") -> Savepoint:
 
 def test_the_one_that_finishes_first_has_the_name(timed: TimedStorage, executor: ThreadPoolExecutor) -> None:
     """The other one is told, and none of the winner's pieces is gone."""
-    first, second = making(timed, "one"), making(timed, "one")
+    first, second = begin_savepoint(timed, "one"), begin_savepoint(timed, "one")
     made, too_late = stored(timed, "first", first.id), stored(timed, "second", second.id)
     first.finish(made)
     with pytest.raises(ConflictError, match="another process"):
@@ -346,7 +346,7 @@ def test_the_one_that_finishes_first_has_the_name(timed: TimedStorage, executor:
     assert verify_savepoint(timed, made, executor) == []
     assert {info.key for info in savepoint_folder(timed, "one").list("")} == {KEY_OF_MANIFEST, *made.keys}
     with pytest.raises(ConflictError, match="there is a savepoint of this name"):
-        making(timed, "one")
+        begin_savepoint(timed, "one")
 
 
 def test_a_maker_that_was_killed_blocks_nothing(timed: TimedStorage, executor: ThreadPoolExecutor) -> None:
@@ -354,7 +354,7 @@ def test_a_maker_that_was_killed_blocks_nothing(timed: TimedStorage, executor: T
     (listed,) = list_savepoints(timed, executor)
     assert (listed.name, listed.objects, listed.savepoint) == ("one", 1, None)
     again = stored(timed, "again")
-    making(timed, "one").finish(again)
+    begin_savepoint(timed, "one").finish(again)
     assert read_savepoint(timed, "one") == again
     assert unnamed_keys(savepoint_folder(timed, "one").list(""), again) == [ANOTHER.removeprefix("one/")]
     delete_savepoint(timed, "one")
@@ -385,7 +385,7 @@ def test_one_whose_name_is_used_again_takes_nothing_from_the_next(
         timed.delete([f"one/{key}" for key in (KEY_OF_MANIFEST, *gone)])
         second.finish(after)
 
-    first, second = making(Overtaken(timed, use_the_name_again), "one"), making(timed, "one")
+    first, second = begin_savepoint(Overtaken(timed, use_the_name_again), "one"), begin_savepoint(timed, "one")
     made, after = stored(timed, "first"), stored(timed, "second")
     first.finish(made)
     assert read_savepoint(timed, "one") == after
@@ -400,7 +400,7 @@ def test_a_savepoint_that_is_deleted_meanwhile_is_not_finished(
 ) -> None:
     """Before a look at its pieces, before its manifest lands, or before the last look: its maker is told so."""
     storage = FaultyStorage(timed)
-    new = making(storage, "one")
+    new = begin_savepoint(storage, "one")
     made = stored(timed, "mine")
     storage.faults.append(Fault("delay", action, key, nth, wait=lambda: delete_savepoint(timed, "one")))
     with pytest.raises(ConflictError, match="another process has deleted"):
@@ -415,7 +415,7 @@ def test_what_cannot_be_deleted_is_no_failure(
 ) -> None:
     """The manifest stands: who is told of a failure would make it again, and hear that the name is taken."""
     never = Fault("fail", "delete", times=None, error=lambda: error)
-    new = making(FaultyStorage(timed, [never]), "one")
+    new = begin_savepoint(FaultyStorage(timed, [never]), "one")
     made = stored(timed, "mine")
     left = f"operators/totals/state/0000-0-{new.id}{'f' * 8}.arrow"
     timed.put(f"one/{left}", b"a piece")
@@ -431,7 +431,7 @@ def test_what_cannot_be_deleted_is_no_failure(
 @pytest.mark.parametrize(("before", "nth"), [(False, 1), (True, 2)])
 def test_one_that_is_finished_while_the_name_is_deleted_goes_too(timed: TimedStorage, before: bool, nth: int) -> None:
     """The deletion has listed its pieces, alone or beside a finished one: no manifest may stand without them."""
-    new = making(timed, "one")
+    new = begin_savepoint(timed, "one")
     made = stored(timed, "mine")
     if before:
         a_savepoint(timed)
@@ -449,7 +449,7 @@ def test_one_that_is_finished_while_the_name_is_deleted_goes_too(timed: TimedSto
 def test_a_manifest_of_which_nobody_knows_is_to_be_looked_for(timed: TimedStorage, fault: Fault) -> None:
     """It stands: who made it again would hear that the name is taken."""
     storage = FaultyStorage(timed, [fault])
-    new = making(storage, "one")
+    new = begin_savepoint(storage, "one")
     made = stored(timed, "mine")
     with pytest.raises(UnavailableError, match=r"may or may not be finished.*verify.*injected fault"):
         new.finish(made)

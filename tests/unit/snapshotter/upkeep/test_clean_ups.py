@@ -441,9 +441,9 @@ def test_shards_on_disk_of_a_killed_server_stay_for_a_day(tmp_path: Path) -> Non
         shard.mkdir(parents=True)
         ShardUse(clock).called(str(shard), in_memory=place == "memory")
     use = ShardUse(clock)
-    use.take_up(tmp_path)
+    use.count_existing(tmp_path)
     clock.ms += SILENT_MS + 1
-    use.take_up(tmp_path)
+    use.count_existing(tmp_path)
     assert use.idle() == [str(here["memory"])]
     clock.ms += KEPT_MS
     assert sorted(use.idle()) == sorted(map(str, here.values()))
@@ -459,7 +459,7 @@ def test_an_unlistable_folder_hides_no_other(tmp_path: Path, monkeypatch: pytest
         ShardUse(clock).called(str(shard), in_memory=False)
     fail_at(failing.parent, "scandir", monkeypatch, number)
     use = ShardUse(clock)
-    use.take_up(tmp_path)
+    use.count_existing(tmp_path)
     clock.ms += KEPT_MS + 1
     assert use.idle() == [str(other)]
 

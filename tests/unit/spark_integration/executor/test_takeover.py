@@ -281,8 +281,8 @@ def test_an_executor_that_ends_leaves_only_shards_on_disk(tmp_path: Path, own_te
 KILLED = """
 import sys
 from pathlib import Path
-from holdfast.spark_integration.executor.takeover import own_directory
-with own_directory(sys.argv[1]) as path:
+from holdfast.spark_integration.executor.takeover import working_directory
+with working_directory(sys.argv[1]) as path:
     (path / "rows").write_bytes(b"x" * 1000)
     print(path, flush=True)
     sys.stdin.read()
@@ -299,10 +299,10 @@ def test_what_a_killed_process_worked_on_goes(tmp_path: Path, caplog: pytest.Log
         takeover.remove_dead_executors(tmp_path, clock.now_ms())
         assert (path / "rows").exists()
         process.kill()
-    with takeover.own_directory(str(tmp_path)) as own:
+    with takeover.working_directory(str(tmp_path)) as own:
         assert not path.parent.exists(), "the next one removes it, as a state server does"
         assert caplog.messages == [f"removed 1000 bytes that a dead executor left in {path.parent}"]
-        with takeover.own_directory(str(tmp_path)) as another:
+        with takeover.working_directory(str(tmp_path)) as another:
             assert another != own, "a web page reads several queries at once"
         assert own.exists()
         assert not another.parent.exists()
@@ -315,7 +315,7 @@ def test_who_works_in_many_looks_for_the_dead_once_a_minute(tmp_path: Path, monk
     for after_ms, is_left in ((0, False), (takeover.LOOK_EVERY_MS - 1, True), (takeover.LOOK_EVERY_MS, False)):
         dead = fill(local_dirs.executor_directory(tmp_path, DEAD))
         monkeypatch.setattr(clock, "monotonic_ms", lambda now_ms=begun_ms + after_ms: now_ms)
-        with takeover.own_directory(str(tmp_path)):
+        with takeover.working_directory(str(tmp_path)):
             assert dead.exists() is is_left
         shutil.rmtree(dead, ignore_errors=True)
 
@@ -330,7 +330,7 @@ def test_a_directory_that_cannot_be_locked_is_not_left(tmp_path: Path, monkeypat
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(UnavailableError, match="No locks available"), takeover.own_directory(str(tmp_path)):
+    with pytest.raises(UnavailableError, match="No locks available"), takeover.working_directory(str(tmp_path)):
         pass
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(opened[0])

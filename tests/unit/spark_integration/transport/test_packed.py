@@ -231,7 +231,7 @@ def before() -> Iterator[tuple[int, int, int]]:
 
 def test_only_old_objects_are_collected_less_often(before: tuple[int, int, int]) -> None:
     """In a loop over keys young garbage goes as always."""
-    with python_stage.seldom_collecting_old():
+    with python_stage.rare_full_collections():
         young, old, oldest = gc.get_threshold()
         assert (young, oldest) == (before[0], before[2])
         assert old > before[1]
@@ -245,10 +245,10 @@ def test_only_old_objects_are_collected_less_often(before: tuple[int, int, int])
 
 def test_what_was_set_comes_back(before: tuple[int, int, int]) -> None:
     """When a call fails, and when calls overlap: of two generators, the one that began first may end first."""
-    with pytest.raises(KeyError), python_stage.seldom_collecting_old():
+    with pytest.raises(KeyError), python_stage.rare_full_collections():
         raise KeyError
     assert gc.get_threshold() == before
-    first, second = python_stage.seldom_collecting_old(), python_stage.seldom_collecting_old()
+    first, second = python_stage.rare_full_collections(), python_stage.rare_full_collections()
     for call in (first, second):
         call.__enter__()
     for call in (first, second):
@@ -259,11 +259,11 @@ def test_what_was_set_comes_back(before: tuple[int, int, int]) -> None:
 @pytest.mark.usefixtures("before")
 def test_what_a_function_sets_itself_stays() -> None:
     """And whoever collects old objects even less often may go on so."""
-    with python_stage.seldom_collecting_old():
+    with python_stage.rare_full_collections():
         gc.set_threshold(50_000, 20, 5)
     assert gc.get_threshold() == (50_000, 20, 5)
     gc.set_threshold(700, 100_000, 10)
-    with python_stage.seldom_collecting_old():
+    with python_stage.rare_full_collections():
         assert gc.get_threshold() == (700, 100_000, 10)
 
 
@@ -318,7 +318,7 @@ with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as connection, co
 @pytest.mark.parametrize("answer_bytes", [10, 200_000])
 def test_a_worker_that_has_unpickled_a_stateful_step_does_not_wait_for_packets(answer_bytes: int) -> None:
     """Spark sends the step, then rows: the second packet waits until the first is acknowledged. So do answers."""
-    step, took_s = python_stage.Awaited(), []
+    step, took_s = python_stage.ImmediateAcks(), []
     vars(step)["name"] = "totals"
     command = pickle.dumps(step).hex().encode() + b"\n"
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -118,7 +118,7 @@ class TimeLeft:
 Tell = Callable[[Step, float | None, str], None]
 
 
-class CarryingOut:
+class Execution:
     """One measurement on its way to a document; refuses a directory with other jobs under its name."""
 
     def __init__(
