@@ -82,7 +82,7 @@ from holdfast.spark_integration.savepoints.restoring import Restorable, restore_
 from holdfast.spark_integration.savepoints.tasks import ShardTask, SparkTasks, Tasks
 from holdfast.spark_integration.shard.pointer_row import require_state_of
 from holdfast.spark_integration.shard.task import io_executor
-from holdfast.spark_integration.spark_state.pointers import StatefulStep
+from holdfast.spark_integration.spark_state.pointers import StatefulStep, StateOperators, stored_steps
 from holdfast.spark_integration.spark_state.query_location import LEFTOVER, LoggedBatch, QueryLocation
 
 if TYPE_CHECKING:
@@ -319,7 +319,7 @@ def copy(
         batch = query.batch(batch_id)
 
         def cloned() -> str:
-            steps = tasks.steps(location, str(original), batch)
+            steps = stored_steps(location, batch)
             with new_query(tasks.settings, tasks.options, checkpoint_location, to_state_dir) as new:
                 _copy_operators(tasks, new, storage, steps, query_id, batch.batch_id)
                 new.require()  # copying may have taken long
@@ -443,9 +443,11 @@ def rescale_with(
     changes: Changes,
     to_state_dir: str | Path | None = None,
 ) -> str:
-    """Rescale as `rescale` does; if only Spark can, do nothing and raise `NotKnownError`."""
+    """Rescale as `rescale` does; if only Spark can, do nothing and raise `NeedsSparkError`."""
     with open_storage(str(original), tasks.options) as location:
-        tasks.require_known(location)
+        batch, operators = QueryLocation(location).batch(), StateOperators(location)
+        hosts = {one.host for one in operators.at(batch.batch_id) if operators.hold_pointers(one)}
+        tasks.state_maker(batch.conf, hosts)
     with new_query(tasks.settings, tasks.options, checkpoint_location, to_state_dir) as new:
         save(tasks, original, new.rescaling_url, new.query_id)
         new.require()  # saving may have taken long

@@ -29,7 +29,6 @@ from holdfast.spark_integration.spark_state.pointers import (
     StateOperators,
     StateStores,
     read_pointers,
-    reading_state,
 )
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
 from holdfast.spark_integration.timers import TIMERS
@@ -278,8 +277,7 @@ class QueryPointers:
         found = []
         for operator in operators:
             wanted = None if partitions is None else [n for n in partitions if n < operator.partitions]
-            with reading_state(self._storage.url):
-                rows = read_pointers(self._storage, stores, operator, self._operators, self._executor, wanted)
+            rows = read_pointers(self._storage, stores, operator, self._operators, self._executor, wanted)
             if rows is not None:
                 found.append(Held(operator, tuple(rows)))
         return found
@@ -299,8 +297,7 @@ class QueryPointers:
             batch = self.log.logged(batch_id)
         except NotFoundError:
             batch = self.log.batch(batch_id)  # whose error says which there are
-        with reading_state(self._storage.url):
-            found = batch, StateStores.of(batch), self._operators.at(batch_id)
+        found = batch, StateStores.of(batch), self._operators.at(batch_id)
         with self._lock:
             self._batches[batch_id] = found
             while len(self._batches) > _KEPT_BATCHES:

@@ -68,7 +68,7 @@ from holdfast.spark_integration.savepoints.seeding import partitions_of
 from holdfast.spark_integration.savepoints.tasks import ShardTask, SparkTasks, Tasks, each_ahead
 from holdfast.spark_integration.shard.pointer_row import STATE_VARIABLES, PointerRow, operator_of, require_state_of
 from holdfast.spark_integration.shard.task import io_executor
-from holdfast.spark_integration.spark_state.pointers import StatefulStep, modes_of
+from holdfast.spark_integration.spark_state.pointers import StatefulStep, modes_of, stored_steps
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
 
 if TYPE_CHECKING:
@@ -413,8 +413,7 @@ class _Saving:
         self, batch: LoggedBatch, without: Collection[str], new: SavepointWriter, query_id: str
     ) -> tuple[tuple[SavedOperator, ...], tuple[str, ...], SavedQuery]:
         """Save everything after a micro-batch: operators, the names of those that are left out, and the query."""
-        every = self.tasks.steps(self.logs, self.checkpoint_location, batch)
-        steps, left_out = self._chosen(every, batch.batch_id, without)
+        steps, left_out = self._chosen(stored_steps(self.logs, batch), batch.batch_id, without)
         assert self.tasks.settings.state_dir is not None
         with open_storage(self.tasks.settings.state_dir, self.tasks.options) as storage:
             known = {
@@ -436,7 +435,7 @@ class _Saving:
         for _ in range(2):
             batch = self.location.batch()
             try:
-                steps = self.tasks.steps(self.logs, self.checkpoint_location, batch)
+                steps = stored_steps(self.logs, batch)
             except HoldfastError:
                 if not self._has_left(batch):
                     raise

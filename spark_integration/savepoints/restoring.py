@@ -159,7 +159,7 @@ class Restorable:
 
 
 def restore_with(tasks: Tasks, saved: Restorable, checkpoint_location: str | Path) -> str:
-    """Restore a savepoint as `restore` does; if only Spark can, do nothing and raise `NotKnownError`."""
+    """Restore a savepoint as `restore` does; if only Spark can, do nothing and raise `NeedsSparkError`."""
     make_state = tasks.state_maker(saved.conf, saved.hosts)
     with new_query(tasks.settings, tasks.options, checkpoint_location) as new:
         restore_into(tasks, new, saved, make_state)

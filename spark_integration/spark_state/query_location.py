@@ -217,6 +217,7 @@ class QueryLocation:
         """Return a committed micro-batch, by default the last one. Raises `NotFoundError`, `CorruptionError`."""
         committed = self.committed()
         if not committed:
+            self.query_id()  # a clearer error where this is none
             raise NotFoundError(
                 "the query has not committed a micro-batch yet: wait for its first one", location=self._storage.url
             )

@@ -309,7 +309,10 @@ def test_what_spark_does_not_keep_of_aggregations_is_handed_on(
         handed.update(arguments)
         raise NotFoundError("enough is known")
 
-    (tmp_path / "metadata").write_text('{"id": "cb5e9d3c-9e6a-4f6e-9a94-0d5d1b6f7b16"}')
+    with open_storage(str(tmp_path)) as location:
+        location.put("metadata", b'{"id": "cb5e9d3c-9e6a-4f6e-9a94-0d5d1b6f7b16"}')
+        location.put("offsets/0", b'v1\n{"conf":{}}\n-')
+        location.put("commits/0", b'v1\n{"nextBatchWatermarkMs":0}')
     for name in ("require_sparks_own", "started_spark"):
         monkeypatch.setattr(f"holdfast.commands.savepoint.{name}", lambda *_: nullcontext())
     monkeypatch.setattr("holdfast.savepoints.from_spark", stop)

@@ -37,7 +37,7 @@ from holdfast.spark_integration.copies import drain
 from holdfast.spark_integration.plan.grouping_keys import Grouping, Key
 from holdfast.spark_integration.processor.state.timers import timer_tables
 from holdfast.spark_integration.processor.state.variables import StateVariable
-from holdfast.spark_integration.savepoints import creating, tasks
+from holdfast.spark_integration.savepoints import creating
 from holdfast.spark_integration.savepoints import write as writing
 from holdfast.spark_integration.savepoints.tasks import OwnProcess, ShardTask
 from holdfast.spark_integration.savepoints.write import PieceCopier, TableWriter, grouping_width, run_of
@@ -83,7 +83,7 @@ class Ground:
         self.has_state(lambda: [TOTALS])
 
     def has_state(self, steps: Callable[[], list[StatefulStep]]) -> None:
-        self._monkeypatch.setattr(tasks, "stored_steps", lambda *_: steps())
+        self._monkeypatch.setattr(creating, "stored_steps", lambda *_: steps())
 
     def refuse(self, url: Path, **fault: Any) -> None:
         def opened(of: str, options: Mapping[str, object]) -> ObjectStorage:
