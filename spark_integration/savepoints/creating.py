@@ -33,15 +33,13 @@ import xxhash
 
 from holdfast import clock
 from holdfast.backends.base import Pointer
-from holdfast.backends.column_names import Names
 from holdfast.backends.evolution import evolved
 from holdfast.backends.options import did_you_mean
-from holdfast.backends.run import under_names
-from holdfast.backends.schema import TableSchema, decode_schemas, encode_schemas
+from holdfast.backends.schema import TableSchema
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator, shard_prefix
-from holdfast.snapshotter.ownership.stored_tables import stored_tables
+from holdfast.snapshotter.ownership.stored_tables import StoredTables, stored_tables
 from holdfast.snapshotter.savepoints.manifest import (
     Piece,
     PlannedBatch,
@@ -146,14 +144,6 @@ def shard_row(operator: str, row: PointerRow) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True)
-class StoredNames:
-    """How the rows of an operator are stored in one of its directories; travels to the tasks."""
-
-    held: Mapping[str, list[str]]  #: The encoded schemas of all tables, with the names that columns are stored under
-    names: Mapping[str, Names]  #: By table the columns that are saved, and under which names they are stored
-
-
-@dataclass(frozen=True)
 class ShardSaver(ShardTask):
     """Saves shards, which are rows of `SHARD`, to a directory of savepoints; see `ShardTask`."""
 
@@ -163,9 +153,8 @@ class ShardSaver(ShardTask):
     #: Of the savepoint, and of who makes it
     name: str
     maker: str
-    #: By operator the encoded schemas of all its tables, as they are saved
-    tables: Mapping[str, Mapping[str, list[str]]]
-    stored: Mapping[str, StoredNames]  #: By directory how its rows are stored
+    tables: Mapping[str, Mapping[str, TableSchema]]  #: By operator all its tables, as they are saved
+    stored: Mapping[str, StoredTables]  #: By directory how its rows are stored
 
     def work(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[dict[str, Any]]:
         for piece in self._pieces(row, opened):
@@ -174,17 +163,16 @@ class ShardSaver(ShardTask):
     def _pieces(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[dict[str, Any]]:
         assert self.settings.state_dir is not None
         storage, savepoint = opened(self.settings.state_dir), savepoint_folder(opened(self.target), self.name)
-        stored = self.stored[row["directory"]]
-        tables, held = decode_schemas(self.tables[row["operator"]]), decode_schemas(stored.held)
+        stored, tables = self.stored[row["directory"]], self.tables[row["operator"]]
         pointer = Pointer(row["version"], row["commit"])
         carried = {} if row["carried"] is None else {pointer: bytes(row["carried"])}
         prefix = shard_prefix(row["directory"], row["shard"])
         with working_directory(self.settings.local_dir) as home:
-            log = ObjectCommitLog(storage, prefix, held, io_executor(), home, carried=carried)
-            rows = read_tables(log, pointer, held)
+            log = ObjectCommitLog(storage, prefix, stored.held, io_executor(), home, carried=carried)
+            rows = read_tables(log, pointer, stored.held)
         for table, schema in tables.items():
             if table in rows:
-                run = under_names(rows.pop(table), schema, stored.names[table])
+                run = stored.shown(rows.pop(table), schema)
                 pieces = write_pieces(savepoint, row["operator"], row["shard"], run, maker=self.maker, each=each_ahead)
                 yield from (piece.to_json() for piece in pieces)
 
@@ -490,14 +478,13 @@ class _Saving:
         record: OperatorRecord | None = None
         tables: dict[str, TableSchema] = {}
         declared: dict[str, TableSchema] = {}
-        stored_names: dict[str, StoredNames] = {}
+        stored_in: dict[str, StoredTables] = {}
         is_continuous = True
         for directory in sorted(pointers):
             record = read_operator(storage, directory)
             require_state_of(pointers[directory], record, storage.url)
-            stored = stored_tables(storage, record)
+            stored = stored_in[directory] = stored_tables(storage, record)
             declared, is_continuous = stored.declared, is_continuous and stored.is_continuous
-            stored_names[directory] = StoredNames(encode_schemas(stored.held), stored.names)
             for table, schema in stored.live.items():
                 before = tables.get(table)  # of another directory of the operator
                 both = before and replace(evolved(before, schema), not_null=before.not_null & schema.not_null)
@@ -523,15 +510,15 @@ class _Saving:
             times,
             (),
         )
-        return _Known(operator, rows, stored_names)
+        return _Known(operator, rows, stored_in)
 
     def _saved(self, known: dict[str, _Known], maker: str) -> dict[str, list[Piece]]:
         """Save all shards, and return the pieces by operator."""
         shards = [shard_row(name, row) for name, of in known.items() for row in of.rows if row.pointer is not None]
         pieces: dict[str, list[Piece]] = {name: [] for name in known}
-        schemas = {name: encode_schemas(of.operator.tables) for name, of in known.items()}
-        stored = {directory: names for of in known.values() for directory, names in of.stored.items()}
-        saver = ShardSaver(self.tasks.settings, self.target, self.name, maker, schemas, stored)
+        tables = {name: of.operator.tables for name, of in known.items()}
+        stored = {directory: found for of in known.values() for directory, found in of.stored.items()}
+        saver = ShardSaver(self.tasks.settings, self.target, self.name, maker, tables, stored)
         for row in self.tasks.run(shards, saver):
             source = f"a piece of {row['operator']}"
             pieces[row["operator"]].append(Piece.read(json.loads(row["piece"]), source))
@@ -548,7 +535,7 @@ class _Known:
     #: Without pieces. Its columns have the names that the query calls them by; what was dropped is not saved.
     operator: SavedOperator
     rows: list[PointerRow]  #: Of its shards
-    stored: Mapping[str, StoredNames]  #: By directory
+    stored: Mapping[str, StoredTables]  #: By directory
 
 
 def _without_rows(name: str, step: StatefulStep, batch: LoggedBatch) -> _Known:

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 
 from holdfast import clock
 from holdfast.backends.base import Pointer
-from holdfast.backends.schema import encode_schemas
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import Settings
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator, find_operator
@@ -278,7 +277,7 @@ def _restored(
             state.directory,
             state.plan.shards,
             state.plan.saved.shards,
-            encode_schemas(state.plan.saved.tables),
+            state.plan.saved.tables,
             saved.savepoint.query.batch_id + 1 - FIRST_VERSION,
             _time_mode(state.plan.saved) == "ProcessingTime",
             state.plan.migrations,

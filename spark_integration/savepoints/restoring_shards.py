@@ -29,7 +29,6 @@ from holdfast import clock
 from holdfast.backends.arrow.rows import take
 from holdfast.backends.base import Pointer
 from holdfast.backends.run import Run, TableSchema, join_runs, merge_runs
-from holdfast.backends.schema import decode_schemas
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import shard_prefix
@@ -181,7 +180,7 @@ class RestoredOperator:
     #: Now, and in the savepoint
     shards: int
     old_shards: int
-    schemas: Mapping[str, list[str]]  #: Encoded, of all tables as they were saved
+    tables: Mapping[str, TableSchema]  #: All, as they were saved
     versions: int  #: By how many the query's versions begin earlier than in the savepoint
     wakes_to_evict: bool  #: Whether rows that expire wake a shard, as timers do
     migrations: Mapping[str, Migration] = field(default_factory=dict)  #: By table what gives it other columns
@@ -194,7 +193,7 @@ class PieceRows:
         self, folder: PrefixedStorage, name: str, operator: RestoredOperator, pieces: Sequence[Piece], shards: range
     ) -> None:
         self.shards = shards
-        self.tables = decode_schemas(operator.schemas)
+        self.tables = operator.tables
         self._name, self._operator = name, operator
         self._pieces = {table: [piece for piece in pieces if piece.table == table] for table in self.tables}
         self._read = each_ahead(

@@ -37,7 +37,7 @@ from pyspark.sql.types import LongType, StructType
 from holdfast import clock
 from holdfast.backends.arrow.rows import HashArray, order_rows
 from holdfast.backends.run import Keys, Run
-from holdfast.backends.schema import TableSchema, decode_schemas, encode_schemas
+from holdfast.backends.schema import TableSchema
 from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.settings import Settings
 from holdfast.snapshotter.fields import NUMBER_LIMIT
@@ -257,7 +257,7 @@ class TableWriter:
     name: str
     maker: str
     operator: str
-    schemas: Mapping[str, list[str]]  #: Encoded: of the table, and of its index, if it has one
+    tables: Sequence[TableSchema]  #: The table, and its index, if it has one
     ends: RowEnds | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -282,7 +282,7 @@ class TableWriter:
 
     def _store(self, shard: int, rows: pa.Table) -> dict[str, Any]:
         folder = savepoint_folder(storage_at(self.target, self.settings), self.name)
-        schema, *indexes = decode_schemas(self.schemas).values()
+        schema, *indexes = self.tables
         run = run_of(schema, rows.column(0).to_numpy(), rows.select(range(_BEFORE, rows.num_columns)))
         by_time = [_index_of(run, index, self.ends) for index in indexes]
         stored = [
@@ -549,7 +549,7 @@ class TableSetWriter:
             index = {} if rows.index is None else {rows.index.name: rows.index}
             own = {rows.schema.name: rows.schema, **index}
             into = self.settings, self.target, self.name, self.maker, operator.name
-            writer = TableWriter(*into, encode_schemas(own), rows.ends)
+            writer = TableWriter(*into, [*own.values()], rows.ends)
             # While there is no row, none has a null.
             not_null = frozenset(rows.schema.columns.names[_BEFORE:])
             pieces = [piece for piece in pieces if piece.table not in own]

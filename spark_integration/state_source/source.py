@@ -47,15 +47,14 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from holdfast.backends.arrow.values import cast
-from holdfast.backends.column_names import Names
 from holdfast.backends.evolution import evolved
 from holdfast.backends.options import did_you_mean, nearest_name
-from holdfast.backends.run import Keys, Run, TableSchema, under_names
+from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.commit_objects import Commit, CommitObjects
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import read_operator, shard_prefix
-from holdfast.snapshotter.ownership.stored_tables import stored_tables
+from holdfast.snapshotter.ownership.stored_tables import StoredTables, stored_tables
 from holdfast.snapshotter.savepoints.manifest import Piece
 from holdfast.snapshotter.savepoints.pieces import read_piece
 from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint_folder
@@ -419,9 +418,7 @@ class QueryTable(ReadableTable):
     """A table of a query's operator after a micro-batch, or its changes."""
 
     place: StoragePlace  #: Of the state directory
-    #: By directory all tables that the state may hold, with all their columns
-    held: Mapping[str, Mapping[str, TableSchema]] = field(repr=False)
-    names: Mapping[str, Names] = field(repr=False)  #: By directory under which names the table's columns are stored
+    stored: Mapping[str, StoredTables] = field(repr=False)  #: By directory
     schema: TableSchema
     grouping: tuple[str, ...]
     changes_from: int | None  #: Read what has changed since this micro-batch began; None: read the state
@@ -446,8 +443,7 @@ class QueryTable(ReadableTable):
         latest = [tables.latest[table] for tables in stored.values() if table in tables.latest]
         return cls(
             place,
-            {name: tables.held for name, tables in stored.items()},
-            {name: tables.names[table] for name, tables in stored.items() if table in tables.names},
+            stored,
             reduce(evolved, latest),
             grouping_columns(every, table),
             options.changes_from,
@@ -470,20 +466,22 @@ class QueryTable(ReadableTable):
     def _live(self, storage: ObjectStorage, part: ShardPart) -> Iterator[ReadRows]:
         assert part.at.pointer is not None
         with working_directory(local_dir_of_session()) as home:
-            prefix, held = shard_prefix(part.directory, part.shard), self.held[part.directory]
-            log = ObjectCommitLog(storage, prefix, held, io_executor(), home, carried=dict(part.at.carried_commits))
+            prefix, stored = shard_prefix(part.directory, part.shard), self.stored[part.directory]
+            carried = dict(part.at.carried_commits)
+            log = ObjectCommitLog(storage, prefix, stored.held, io_executor(), home, carried=carried)
             rows = read_tables(log, part.at.pointer, [self.schema.name])
         for run in rows.values():
-            yield ReadRows(under_names(run, self.schema, self.names[part.directory]))
+            yield ReadRows(stored.shown(run, self.schema))
 
     def _changes(self, storage: ObjectStorage, part: ShardPart) -> Iterator[ReadRows]:
         assert self.changes_from is not None
-        held = self.held[part.directory][self.schema.name]
+        stored = self.stored[part.directory]
+        held = stored.held[self.schema.name]
         for commit in _commits_after(storage, part, held, self.changes_from):
             run = commit.run_of(held)
             if run is not None:
                 # Micro-batch b commits version b + 1.
-                yield ReadRows(under_names(run, self.schema, self.names[part.directory]), commit.pointer.version - 1)
+                yield ReadRows(stored.shown(run, self.schema), commit.pointer.version - 1)
 
     def travelling(self) -> QueryTable:
         return replace(self, place=self.place.without_credentials(), shards=())

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import ArrayType, DataType, LongType, StringType, StructField, StructType
 
-from holdfast.backends.schema import TableSchema, encode_schemas
+from holdfast.backends.schema import TableSchema
 from holdfast.errors import (
     CorruptionError,
     HoldfastError,
@@ -308,7 +308,7 @@ def sent(schema: TableSchema, shard: int, rows: list[tuple[object, ...]]) -> pa.
 
 
 def written(folder: Path, tables: dict[str, TableSchema], *batches: pa.RecordBatch) -> list[dict[str, object]]:
-    writer = TableWriter(Settings.parse({}, ["memory"]), str(folder), "one", "", "totals", encode_schemas(tables))
+    writer = TableWriter(Settings.parse({}, ["memory"]), str(folder), "one", "", "totals", [*tables.values()])
     return [row for batch in writer(iter(batches)) for row in batch.to_pylist()]
 
 
