@@ -44,7 +44,6 @@ Invariants of draining
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,7 +56,6 @@ from holdfast.backends.base import Pointer
 from holdfast.errors import (
     ConflictError,
     CorruptionError,
-    HoldfastError,
     InvalidArgumentError,
     NotFoundError,
     StateLostError,
@@ -76,7 +74,7 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import list_shard
 from holdfast.spark_integration.savepoints import seeding
 from holdfast.spark_integration.savepoints.changes import Changes
-from holdfast.spark_integration.savepoints.creating import SHARD, end, require_names, require_query, save, shard_row
+from holdfast.spark_integration.savepoints.creating import SHARD, end, of_batch, save, shard_row
 from holdfast.spark_integration.savepoints.new_query import NewQuery, new_query, remove_folder
 from holdfast.spark_integration.savepoints.restoring import Restorable, restore_into
 from holdfast.spark_integration.savepoints.tasks import ShardTask, SparkTasks, Tasks
@@ -97,7 +95,6 @@ _LOG = re.compile(r"(offsets|commits)/(0|[1-9][0-9]{0,17})")
 # A version of a state store, perhaps with an id of its own, and who writes what names which files it has.
 _VERSION = re.compile(r"([0-9]{1,18})(_[0-9A-Za-z-]+)?\.(zip|delta|snapshot|changelog)")
 _METADATA = re.compile(r"state/[0-9]+/_metadata/v[0-9]+/([0-9]{1,18})")
-_log = logging.getLogger(__name__)
 #: The end of time, 2262-01-01: pandas has no later years.
 END_MS = 9_214_646_400_000
 _LOG_BYTES_MAX = 256 << 20
@@ -316,9 +313,8 @@ def copy(
     ):
         query = QueryLocation(location)
         query_id = query.query_id()
-        batch = query.batch(batch_id)
 
-        def cloned() -> str:
+        def cloned(batch: LoggedBatch) -> str:
             steps = stored_steps(location, batch)
             with new_query(tasks.settings, tasks.options, checkpoint_location, to_state_dir) as new:
                 _copy_operators(tasks, new, storage, steps, query_id, batch.batch_id)
@@ -327,15 +323,7 @@ def copy(
                 new.finish()
                 return new.query_id
 
-        try:
-            return cloned()
-        except HoldfastError as exc:
-            # An attempt that has lost the location would reclaim it.
-            if isinstance(exc, ConflictError) or batch_id is not None or batch.batch_id in query.committed():
-                raise
-            _log.warning("the query has moved past micro-batch %d; copying a later one: %s", batch.batch_id, exc)
-            batch = query.batch()
-            return cloned()
+        return of_batch(query, batch_id, cloned)
 
 
 def _copy_operators(
@@ -503,15 +491,13 @@ def drain(
     again, or what was drained is done a second time (holdfast's sinks refuse). The last micro-batch runs in a copy of
     it, ``<checkpoint_location>-draining``, which is deleted at the end.
     """
-    require_names(without, comment)
-    require_query(query)
     if not hasattr(writer, "trigger"):  # said before the query stops
         raise InvalidArgumentError(
             "drain takes a writer that is not started yet: out.writeStream.outputMode(…).foreachBatch(…)",
             writer=type(writer).__name__,
         )
     tasks, place = SparkTasks(spark), beside(str(checkpoint_location), "-draining")
-    end(tasks, query, checkpoint_location, target, name, without, timeout_s)
+    end(tasks, query, checkpoint_location, target, name, without, comment, timeout_s)
     with open_storage(str(checkpoint_location), tasks.options) as logs, open_storage(place, tasks.options) as copied:
         _copy_planned(logs, copied)
         copy = QueryLocation(copied)

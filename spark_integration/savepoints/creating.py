@@ -36,7 +36,14 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.evolution import evolved
 from holdfast.backends.options import did_you_mean
 from holdfast.backends.schema import TableSchema
-from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
+from holdfast.errors import (
+    ConflictError,
+    CorruptionError,
+    HoldfastError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator, shard_prefix
 from holdfast.snapshotter.ownership.stored_tables import StoredTables, stored_tables
@@ -76,7 +83,7 @@ if TYPE_CHECKING:
 #: What a task is given of each shard.
 SHARD = "operator string, directory string, shard int, version long, commit string, carried binary"
 _log = logging.getLogger(__name__)
-_Found = TypeVar("_Found")
+_Made = TypeVar("_Made")
 _WAIT_EACH_MS = 100
 
 
@@ -245,17 +252,19 @@ def save(
     comment: str = "",
     times: LoggedBatch | None = None,
 ) -> Savepoint:
-    """Save a query's state like `create`, with any `tasks`; `times`: the micro-batch with its watermark and time."""
-    require_names(without, comment)
+    """Save a query's state as `create`, by any `tasks`; `times`: the micro-batch to take watermark and time from."""
+    _require_names(without, comment)
     _require_place(target, checkpoint_location, tasks)
     with (
         open_storage(str(checkpoint_location), tasks.options) as logs,
         open_storage(str(target), tasks.options) as targets,
     ):
         new = begin_savepoint(targets, name)
-        of = _Saving(tasks, logs, str(checkpoint_location), str(target), name)
+        of = _Saving(tasks, logs, str(target), name)
         query_id = of.location.query_id()
-        operators, left_out, query = of.of_batch(batch_id, lambda batch: of.parts(batch, without, new, query_id))
+        operators, left_out, query = of_batch(
+            of.location, batch_id, lambda batch: of.parts(batch, without, new, query_id)
+        )
         if times is not None:
             query = replace(query, batch=times.batch, next_watermark_ms=times.next_watermark_ms)
         savepoint = Savepoint(name, comment, clock.now_ms(), tasks.versions(), query, operators, left_out)
@@ -291,16 +300,8 @@ def stop(
         query's location, an operator that cannot be saved, one in `without` that the query does not have, a damaged log
         of one of its sinks.
     """
-    require_names(without, comment)
-    require_query(query)
-    end(SparkTasks(spark), query, checkpoint_location, target, name, without, timeout_s)
+    end(SparkTasks(spark), query, checkpoint_location, target, name, without, comment, timeout_s)
     return create(spark, checkpoint_location, target, name, without=without, comment=comment)
-
-
-def require_query(query: object) -> None:
-    """Raise `InvalidArgumentError` unless it is a query, or None for one that has ended."""
-    if query is not None and not hasattr(query, "isActive"):
-        raise InvalidArgumentError("pass the query that start() returned, or None if it has ended", given=query)
 
 
 def end(
@@ -310,16 +311,20 @@ def end(
     target: str | Path,
     name: str,
     without: Collection[str],
+    comment: str,
     timeout_s: float,
 ) -> None:
     """Check everything that a savepoint needs, then stop the query if it runs; see `stop`."""
+    _require_names(without, comment)
+    if query is not None and not hasattr(query, "isActive"):
+        raise InvalidArgumentError("pass the query that start() returned, or None if it has ended", given=query)
     _require_place(target, checkpoint_location, tasks)
     with (
         open_storage(str(target), tasks.options) as targets,
         open_storage(str(checkpoint_location), tasks.options) as logs,
     ):
         require_free(targets, name)
-        of = _Saving(tasks, logs, str(checkpoint_location), str(target), name)
+        of = _Saving(tasks, logs, str(target), name)
         query_id = of.location.query_id()
         if query is not None and query_id != str(query.id):
             raise InvalidArgumentError(
@@ -342,6 +347,27 @@ def end(
         query.stop()
 
 
+def of_batch(query: QueryLocation, batch_id: int | None, work: Callable[[LoggedBatch], _Made]) -> _Made:
+    """Work on a committed micro-batch; where the query moves past the last one meanwhile, once more on a later one."""
+    for is_last in (False, True):
+        batch = query.batch(batch_id)
+        try:
+            return work(batch)
+        except HoldfastError as exc:
+            # An attempt that has lost its place to another one would take it back.
+            if isinstance(exc, ConflictError) or batch_id is not None or batch.batch_id in query.committed():
+                raise
+            if is_last:
+                raise UnavailableError(
+                    "the query moved past two micro-batches while its state was read: stop it first, or restart it "
+                    "with a higher spark.sql.streaming.minBatchesToRetain",
+                    batch_id=batch.batch_id,
+                    checkpoint_location=query.url,
+                ) from exc
+            _log.warning("the query has moved past micro-batch %d; taking a later one: %s", batch.batch_id, exc)
+    raise AssertionError("unreachable")
+
+
 def _require_place(target: str | Path, checkpoint_location: str | Path, tasks: Tasks) -> None:
     """Raise `InvalidArgumentError` if the target is a directory of the query, which savepoints should outlive."""
     places = {"checkpointLocation": str(checkpoint_location), "state directory": tasks.settings.state_dir}
@@ -353,8 +379,7 @@ def _require_place(target: str | Path, checkpoint_location: str | Path, tasks: T
             )
 
 
-def require_names(without: Collection[str], comment: str) -> None:
-    """Raise `InvalidArgumentError` for arguments that no savepoint takes."""
+def _require_names(without: Collection[str], comment: str) -> None:
     if isinstance(without, str):
         raise InvalidArgumentError("without must be a list of names", without=without)
     require_comment(comment)
@@ -366,36 +391,12 @@ class _Saving:
 
     tasks: Tasks
     logs: ObjectStorage
-    checkpoint_location: str
     target: str
     name: str
 
     @property
     def location(self) -> QueryLocation:
         return QueryLocation(self.logs)
-
-    def of_batch(self, batch_id: int | None, found: Callable[[LoggedBatch], _Found]) -> _Found:
-        """Read a committed micro-batch; if the query moves on from the last one, try twice."""
-        for is_last in (False, True):
-            batch = self.location.batch(batch_id)
-            try:
-                return found(batch)
-            except HoldfastError as exc:
-                if batch_id is not None or not self._has_left(batch):
-                    raise
-                if is_last:
-                    raise UnavailableError(
-                        "the query moved past two micro-batches while its state was read: stop it first, or restart "
-                        "it with a higher spark.sql.streaming.minBatchesToRetain",
-                        batch_id=batch.batch_id,
-                        checkpoint_location=self.checkpoint_location,
-                    ) from exc
-                _log.warning("the query has moved past micro-batch %d; saving a later one: %s", batch.batch_id, exc)
-        raise AssertionError("unreachable")
-
-    def _has_left(self, batch: LoggedBatch) -> bool:
-        """Tell whether an error may be due to the query's having moved on."""
-        return batch.batch_id not in self.location.committed()
 
     def parts(
         self, batch: LoggedBatch, without: Collection[str], new: SavepointWriter, query_id: str
@@ -425,7 +426,7 @@ class _Saving:
             try:
                 steps = stored_steps(self.logs, batch)
             except HoldfastError:
-                if not self._has_left(batch):
+                if batch.batch_id in self.location.committed():
                     raise
             else:
                 self._chosen(steps, batch.batch_id, without)
@@ -468,7 +469,7 @@ class _Saving:
             raise NotFoundError(
                 "the query has no holdfast state to save after this micro-batch",
                 batch_id=batch_id,
-                checkpoint_location=self.checkpoint_location,
+                checkpoint_location=self.location.url,
             )
         return found, tuple(left_out)
 
