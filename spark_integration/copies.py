@@ -330,12 +330,7 @@ def _copy_operators(
     tasks: Tasks, new: NewQuery, storage: ObjectStorage, steps: list[StatefulStep], query_id: str, batch_id: int
 ) -> None:
     """Copy the parts of operators' directories that the pointers need."""
-    rows = {directory: of for step in steps for directory, of in step.pointers.items()}
-    if "" in rows:
-        raise InvalidArgumentError(
-            "the query runs without spark.holdfast.state.dir, so its state is not durable and cannot be copied",
-            query=query_id,
-        )
+    rows = {directory: of for step in steps for held in step.pointers.values() for directory, of in held.items()}
     records = {directory: read_operator(storage, directory) for directory in sorted(rows)}
     for directory, record in records.items():
         require_state_of(rows[directory], record, storage.url)

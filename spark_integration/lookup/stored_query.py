@@ -53,7 +53,8 @@ from holdfast.spark_integration.lookup.query_pointers import (
     no_rows,
 )
 from holdfast.spark_integration.processor.state.variable_tables import find_shown
-from holdfast.spark_integration.shard.pointer_row import PointerRow, directory_of_query, operator_of
+from holdfast.spark_integration.shard.pointer_row import PointerRow, directory_of_query
+from holdfast.spark_integration.spark_state.pointers import by_operator
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, LoggedTimes
 from holdfast.spark_integration.timers import is_by_time
 from holdfast.spark_integration.transport.routes import shards_of
@@ -216,11 +217,10 @@ class StoredQuery:
         return [found for held in self._pointers.held(number) for found in self._of(number, held)]
 
     def directories(self) -> Mapping[str, str]:
-        """Return the operators' directories that the pointers name, with their query; see `operators` for errors."""
-        by_name = [self._rows_by_name(held) for held in self._pointers.held(self._batch(None).batch_id)]
-        return {
-            directory: rows[0].query for names in by_name for of in names.values() for directory, rows in of.items()
-        }
+        """Return the operators' directories that the pointers name, with their query. Raises as `operators`."""
+        rows = [row for held in self._pointers.held(self._batch(None).batch_id) for row in held.rows]
+        of_operators = by_operator(rows, self._pointers.url).values()
+        return {directory: found[0].query for of in of_operators for directory, found in of.items()}
 
     def times(self) -> list[LoggedTimes]:
         """Return when the logged micro-batches were planned and committed, ascending, even if incomplete."""
@@ -429,7 +429,7 @@ class StoredQuery:
         for held in all_held:
             if not held.rows and (found := self._without_rows(name, batch_id, held)) is not None:
                 return found
-        known = sorted({one for held in all_held for one in self._rows_by_name(held)})
+        known = sorted({one for held in all_held for one in by_operator(held.rows, self._pointers.url)})
         raise NotFoundError(
             f"the query has no state of such an operator: check its name, and that it has had rows"
             f"{did_you_mean(name, known)}",
@@ -453,21 +453,9 @@ class StoredQuery:
         return self._one(name, batch_id)
 
     def _of(self, batch_id: int, held: Held, name: str | None = None) -> list[StoredOperator]:
-        """Return the operators whose pointers one of Spark's operators holds, or only the named one."""
-        by_name = self._rows_by_name(held)
+        """Return the operators whose pointers one of Spark's operators holds, or the one of a name."""
+        by_name = by_operator(held.rows, self._pointers.url)
         return [self._operator(one, batch_id, held, by_name[one]) for one in sorted(by_name) if name in (None, one)]
-
-    def _rows_by_name(self, held: Held) -> dict[str, dict[str, list[PointerRow]]]:
-        """Return the pointers that one of Spark's operators holds, by operator and directory."""
-        by_name: dict[str, dict[str, list[PointerRow]]] = {}
-        for row in held.rows:
-            if row.directory is None:
-                raise InvalidArgumentError(
-                    "the query has state that is not durable, because it runs without spark.holdfast.state.dir",
-                    location=self._pointers.url,
-                )
-            by_name.setdefault(operator_of(row.directory) or "", {}).setdefault(row.directory, []).append(row)
-        return by_name
 
     def _operator(
         self, name: str, batch_id: int, held: Held, pointers: Mapping[str, list[PointerRow]]

@@ -38,7 +38,6 @@ from holdfast.backends.options import did_you_mean
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import (
     ConflictError,
-    CorruptionError,
     HoldfastError,
     InvalidArgumentError,
     NotFoundError,
@@ -71,7 +70,7 @@ from holdfast.spark_integration.executor.takeover import working_directory
 from holdfast.spark_integration.savepoints.changes import require_comment
 from holdfast.spark_integration.savepoints.seeding import partitions_of
 from holdfast.spark_integration.savepoints.tasks import ShardTask, SparkTasks, Tasks, each_ahead
-from holdfast.spark_integration.shard.pointer_row import STATE_VARIABLES, PointerRow, operator_of, require_state_of
+from holdfast.spark_integration.shard.pointer_row import STATE_VARIABLES, PointerRow, require_state_of
 from holdfast.spark_integration.shard.task import io_executor
 from holdfast.spark_integration.spark_state.pointers import StatefulStep, modes_of, stored_steps
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
@@ -438,7 +437,8 @@ class _Saving:
         """Return the operators to save by name, and the names of those that are left out."""
         found: dict[str, StatefulStep] = {}
         left_out: list[str] = []
-        names = {step.number: _names_of(step) for step in steps}
+        # Spark's own have its name; of those without rows the name is unknown.
+        names = {step.number: sorted(step.pointers) if step.is_ours else [step.host] for step in steps}
         named = {name for of in names.values() for name in of}
         for step in steps:
             for name in names[step.number] or [unnamed(step.number, named)]:
@@ -475,7 +475,7 @@ class _Saving:
 
     def _described(self, storage: ObjectStorage, name: str, step: StatefulStep) -> _Known:
         """Return an operator without pieces, and its shards' pointers."""
-        pointers = {directory: of for directory, of in step.pointers.items() if operator_of(directory) == name}
+        pointers = step.pointers[name]
         record: OperatorRecord | None = None
         tables: dict[str, TableSchema] = {}
         declared: dict[str, TableSchema] = {}
@@ -490,8 +490,7 @@ class _Saving:
                 before = tables.get(table)  # of another directory of the operator
                 both = before and replace(evolved(before, schema), not_null=before.not_null & schema.not_null)
                 tables[table] = both or schema
-        if record is None:
-            raise CorruptionError("the pointers of an operator name no directory", operator=name)
+        assert record is not None
         rows = [row for of in pointers.values() for row in of]
         times = tuple(
             ShardTimes(row.shard, row.earliest_timer_ms, row.batch_ms)
@@ -555,16 +554,3 @@ def _without_rows(name: str, step: StatefulStep, batch: LoggedBatch) -> _Known:
 def _modes(step: StatefulStep) -> dict[str, str]:
     """Return the modes that Spark has recorded for a host, and requires again."""
     return modes_of(step.properties, step.number) if step.host == STATE_VARIABLES else {}
-
-
-def _names_of(step: StatefulStep) -> list[str]:
-    """Return the names of a step's operators: Spark's name for Spark's own; none if it had no rows yet."""
-    if not step.is_ours:
-        return [step.host]
-    if "" in step.pointers:
-        raise InvalidArgumentError(
-            "the query has state that is not durable, because it runs without spark.holdfast.state.dir: a "
-            "savepoint cannot hold it",
-            number=step.number,
-        )
-    return sorted({name for directory in step.pointers if (name := operator_of(directory))})

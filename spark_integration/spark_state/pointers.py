@@ -62,6 +62,7 @@ from holdfast.spark_integration.shard.pointer_row import (
     POINTER_VARIABLE,
     STATE_VARIABLES,
     PointerRow,
+    operator_of,
 )
 from holdfast.spark_integration.shard.timeout import TIME_MODES, TimeMode, TimeoutConf
 from holdfast.spark_integration.spark_state import row_streams
@@ -408,7 +409,8 @@ class StatefulStep:
     host: str  #: Spark's name of it
     is_ours: bool  #: Whether its state are pointers of holdfast
     has_timeout: bool  #: Whether Spark keeps a timeout beside each
-    pointers: dict[str, list[PointerRow]]  #: By the directory that they name; shards that never had rows have none
+    #: By holdfast's operators and their directories; of shards that never had rows there are none
+    pointers: Mapping[str, Mapping[str, list[PointerRow]]]
     #: What Spark keeps of ``transformWithState``: modes, and variables
     properties: Mapping[str, Any] = field(default_factory=dict)
 
@@ -429,12 +431,24 @@ def stored_steps(location: ObjectStorage, batch: LoggedBatch) -> list[StatefulSt
         for operator in operators.every(batch.batch_id):
             rows = read_pointers(location, stores, operator, operators, executor)
             has_timeout = rows is not None and operator.host == GROUP_STATE and operators.has_timeout(operator)
-            pointers: dict[str, list[PointerRow]] = {}
-            for row in rows or ():
-                pointers.setdefault(row.directory or "", []).append(row)
+            pointers = by_operator(rows or (), location.url)
             facts = operator.number, operator.host, rows is not None, has_timeout, pointers
             steps.append(StatefulStep(*facts, operator.properties))
         return steps
+
+
+def by_operator(rows: Iterable[PointerRow], checkpoint_location: str) -> dict[str, dict[str, list[PointerRow]]]:
+    """Return pointers by operator and directory. Raises `InvalidArgumentError` if the state is not durable."""
+    found: dict[str, dict[str, list[PointerRow]]] = {}
+    for row in rows:
+        if row.directory is None:
+            raise InvalidArgumentError(
+                "the query has state that is not durable, because it runs without spark.holdfast.state.dir",
+                location=checkpoint_location,
+            )
+        name = operator_of(row.directory) or row.directory
+        found.setdefault(name, {}).setdefault(row.directory, []).append(row)
+    return found
 
 
 @dataclass(frozen=True)

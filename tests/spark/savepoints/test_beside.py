@@ -26,13 +26,12 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.savepoints import creating
 from holdfast.spark_integration.savepoints.creating import save
 from holdfast.spark_integration.savepoints.tasks import OwnProcess, SparkTasks
-from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, POINTER_VARIABLE, PointerRow
 from holdfast.spark_integration.spark_state import pointers
 from holdfast.spark_integration.spark_state.pointers import stored_steps
 from holdfast.spark_integration.spark_state.query_location import QueryLocation
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
-from tests.spark.savepoints.queries import CASES, UNCHECKED, Case, restored, run, state, without_spark
+from tests.spark.savepoints.queries import CASES, UNCHECKED, Case, read_by_spark, restored, run, state, without_spark
 from tests.spark.savepoints.queries import saved as saved_case
 from tests.spark.savepoints.test_copies import begun, clone, of_spark_and_ours
 from tests.spark.savepoints.totals import expected, feed, saved, start, totals
@@ -200,20 +199,18 @@ def require_the_same_steps(lab: Lab) -> None:
     with open_storage(str(query)) as location:
         batch = QueryLocation(location).batch()
         steps = stored_steps(location, batch)
-    _ = lab.spark.streams.active  # without which a read on Spark 4.1 may fail
-    metadata = lab.spark.read.format("state-metadata").option("batchId", batch.batch_id).load(str(query))
-    operators = metadata.select("operatorId", "operatorName").distinct().sort("operatorId").collect()
-    assert [(step.number, step.host) for step in steps] == [tuple(row) for row in operators]
-    for step in (step for step in steps if step.is_ours):
-        source = lab.spark.read.format("statestore").option("operatorId", step.number).option("batchId", batch.batch_id)
-        if step.host == GROUP_STATE:
-            state = source.load(str(query))
-            assert step.has_timeout == ("timeoutTimestamp" in state.select("value.*").columns)
-            rows = state.select("value.groupState.*")
-        else:
-            rows = source.option("stateVarName", POINTER_VARIABLE).load(str(query)).select("value.*")
-        pointers = [row for of in step.pointers.values() for row in of]
-        assert sorted(pointers) == sorted(PointerRow.read(tuple(row)) for row in rows.collect())
+    found = [
+        (
+            step.number,
+            step.host,
+            step.has_timeout,
+            sorted(row for of in step.pointers.values() for rows in of.values() for row in rows)
+            if step.is_ours
+            else None,
+        )
+        for step in steps
+    ]
+    assert found == read_by_spark(lab.spark, query, batch.batch_id)
 
 
 def described(made: Savepoint) -> list[Any]:

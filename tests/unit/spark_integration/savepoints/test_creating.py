@@ -48,7 +48,7 @@ from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests import sink_logs
 
 DEDUPLICATION = StatefulStep(0, "dedupe", is_ours=False, has_timeout=False, pointers={})
-TOTALS = StatefulStep(1, "applyInPandasWithState", is_ours=True, has_timeout=False, pointers={"totals": []})
+TOTALS = StatefulStep(1, "applyInPandasWithState", is_ours=True, has_timeout=False, pointers={"totals": {"totals": []}})
 
 
 class Query:

@@ -456,7 +456,8 @@ def alone(tmp_path: Path) -> Iterator[OwnProcess]:
 def pointers(folder: Path) -> dict[int, int | None]:
     with open_storage(str(folder)) as location:
         (step,) = stored_steps(location, QueryLocation(location).batch())
-    return {row.shard: row.earliest_timer_ms for rows in step.pointers.values() for row in rows}
+    rows = [row for of in step.pointers.values() for rows in of.values() for row in rows]
+    return {row.shard: row.earliest_timer_ms for row in rows}
 
 
 def test_a_query_starts_from_whole_restores(tmp_path: Path, alone: OwnProcess, monkeypatch: pytest.MonkeyPatch) -> None:
