@@ -35,7 +35,6 @@ Spark takes a batch only if its Arrow schema is exactly the one that it has deri
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
@@ -287,7 +286,8 @@ class ShownTable:
         return StructType([by_name[name] for name in self.wanted])
 
     @cached_property
-    def _arrow(self) -> pa.Schema:
+    def arrow(self) -> pa.Schema:
+        """The columns of a batch."""
         return arrow_schema(self.struct, "the state")
 
     def batches(self, run: Run, shard: int, batch_id: int | None = None) -> Iterator[pa.RecordBatch]:
@@ -300,9 +300,9 @@ class ShownTable:
                 self._column(stored[place], field.type)
                 if 0 <= place < len(stored)
                 else self._own(field, chunk, shard, batch_id)
-                for place, field in zip(places, self._arrow, strict=True)
+                for place, field in zip(places, self.arrow, strict=True)
             ]
-            yield pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
+            yield pa.RecordBatch.from_arrays(arrays, schema=self.arrow)
 
     def _column(self, column: pa.Array, t: pa.DataType) -> pa.Array:
         try:
@@ -333,25 +333,6 @@ class ReadRows(NamedTuple):
     batch_id: int | None = None  #: The micro-batch that wrote them, in a change feed
 
 
-class ReadableTable(ABC):
-    """One table of an operator; without its parts it travels to the executors."""
-
-    schema: TableSchema  #: As it is shown
-    grouping: tuple[str, ...]  #: The key columns that the rows' hashes are of; none where that is not known
-
-    @abstractmethod
-    def parts(self) -> list[ReadPart]:
-        """Return all parts."""
-
-    @abstractmethod
-    def rows(self, part: ReadPart) -> Iterator[ReadRows]:
-        """Read a part, in a task. Raises `HoldfastError`."""
-
-    @abstractmethod
-    def travelling(self) -> ReadableTable:
-        """Return the table without parts and credentials."""
-
-
 @dataclass(frozen=True)
 class PiecePart(ReadPart):
     """A piece of a savepoint."""
@@ -360,14 +341,14 @@ class PiecePart(ReadPart):
 
 
 @dataclass(frozen=True)
-class SavedTable(ReadableTable):
+class SavedTable:
     """A table of an operator in the savepoint `name`, which is in the directory `place`."""
 
     place: StoragePlace
     name: str
     operator: str
-    schema: TableSchema
-    grouping: tuple[str, ...]
+    schema: TableSchema  #: As it is shown
+    grouping: tuple[str, ...]  #: The key columns that the rows' hashes are of; none where that is not known
     pieces: tuple[Piece, ...] = field(repr=False)
 
     @classmethod
@@ -382,7 +363,7 @@ class SavedTable(ReadableTable):
                 savepoint = read_savepoint(storage, name)
             except NotFoundError as exc:
                 raise NotFoundError(
-                    f"{exc.message}; to read a query's state, use holdfast.state(spark, checkpoint_location, operator)",
+                    f"{exc.message}; of a query's state, name the checkpointLocation and an operator (holdfast.state)",
                     **exc.facts,
                 ) from exc
             operator = savepoint.find_operator(options.operator)
@@ -393,15 +374,18 @@ class SavedTable(ReadableTable):
         return cls(place, name, operator.name, operator.tables[table], grouping, tuple(operator.of_table(table)))
 
     def parts(self) -> list[ReadPart]:
+        """Return all parts."""
         return [PiecePart(piece.shard, HashRange(piece.first_hash, piece.last_hash), piece) for piece in self.pieces]
 
     def rows(self, part: ReadPart) -> Iterator[ReadRows]:
+        """Read a part, as in a task. Raises `HoldfastError`."""
         assert isinstance(part, PiecePart)
         with self.place.in_task().open() as storage:
             folder = savepoint_folder(storage, self.name)
             yield ReadRows(read_piece(folder, self.operator, part.piece, self.schema))
 
     def travelling(self) -> SavedTable:
+        """Return the table without parts and credentials."""
         return replace(self, place=self.place.without_credentials(), pieces=())
 
 
@@ -414,8 +398,8 @@ class ShardPart(ReadPart):
 
 
 @dataclass(frozen=True)
-class QueryTable(ReadableTable):
-    """A table of a query's operator after a micro-batch, or its changes."""
+class QueryTable:
+    """A table of a query's operator after a micro-batch, or its changes; see `SavedTable`."""
 
     place: StoragePlace  #: Of the state directory
     stored: Mapping[str, StoredTables] = field(repr=False)  #: By directory
@@ -456,9 +440,11 @@ class QueryTable(ReadableTable):
         )
 
     def parts(self) -> list[ReadPart]:
+        """Return the shards that have state, or changes."""
         return [part for part in self.shards if self.changes_from is None or _version(part.at) > self.changes_from]
 
     def rows(self, part: ReadPart) -> Iterator[ReadRows]:
+        """Read a shard, as in a task. Raises `HoldfastError`."""
         assert isinstance(part, ShardPart)
         with self.place.in_task().open() as storage:
             yield from self._live(storage, part) if self.changes_from is None else self._changes(storage, part)
@@ -484,7 +470,17 @@ class QueryTable(ReadableTable):
                 yield ReadRows(stored.shown(run, self.schema), commit.pointer.version - 1)
 
     def travelling(self) -> QueryTable:
+        """Return the table without shards and credentials."""
         return replace(self, place=self.place.without_credentials(), shards=())
+
+
+#: One table of an operator; without its parts it travels to the executors.
+ReadableTable = SavedTable | QueryTable
+
+
+def find_table(options: ReadOptions) -> ReadableTable:
+    """Return the table that options name. Raises `InvalidArgumentError`, `NotFoundError`, `CorruptionError`."""
+    return SavedTable.find(options) if options.state_dir is None else QueryTable.find(options)
 
 
 def _version(row: PointerRow) -> int:
@@ -553,7 +549,7 @@ class StateSource(DataSource):
     @cached_property
     def _table(self) -> tuple[ReadableTable, ShownTable]:
         options = self._parsed
-        table: ReadableTable = SavedTable.find(options) if options.state_dir is None else QueryTable.find(options)
+        table = find_table(options)
         return table, ShownTable.of(table.schema, options.columns, changes=options.changes_from is not None)
 
     @cached_property
