@@ -380,16 +380,12 @@ def rescale(
 
     Parameters
     ----------
-    spark : SparkSession
-        Its ``spark.holdfast.state.dir`` must be the original query's.
-    original : str or pathlib.Path
-        The original's ``checkpointLocation``. It may keep running and is not changed, unless its sinks are continued.
-    checkpoint_location : str or pathlib.Path
-        The new query's ``checkpointLocation``: new, or left by an attempt that was stopped.
+    spark, original, checkpoint_location
+        As in `clone`, for the new query. The original is not changed, unless its sinks are continued.
     shards : int
         Shards per operator.
     partitions, rename, continue_sinks
-        As in `holdfast.savepoints.restore`.
+        As in `restore`.
     to_state_dir : str or pathlib.Path, optional
         The new query's ``spark.holdfast.state.dir``; by default the original's.
 
@@ -400,15 +396,8 @@ def rescale(
 
     Raises
     ------
-    ConflictError
-        The location is not empty, or another attempt writes the same state. Or the original goes on, so that its sinks
-        show more than the new query begins with.
-    InvalidArgumentError
-        The original is not a query, has operators whose state is Spark's own, or an argument is wrong.
-    NotFoundError
-        The original has not committed a micro-batch, or has no operator to rename.
-    StateLostError, CorruptionError
-        An object of the state is missing or damaged.
+    HoldfastError
+        As in `create` and `restore`, of which it is made.
 
     Notes
     -----
@@ -456,7 +445,8 @@ def drain(
     """Stop a query for good: fire all timers, close all windows, and save the result.
 
     One more micro-batch, without input, runs with the year 2262 as watermark. It goes where the query's results go, and
-    holdfast's sinks show it once.
+    holdfast's sinks show it once. In the savepoint nothing is due, and the watermark is the one that the query had: a
+    restored query takes new input.
 
     Parameters
     ----------
@@ -467,11 +457,6 @@ def drain(
         The query's writer, or one made in the same way. Its location and trigger are replaced.
     checkpoint_location, target, name, without, comment, timeout_s
         As in `stop`.
-
-    Returns
-    -------
-    Savepoint
-        Without anything due, and with the watermark that the query had: a restored query takes new input.
 
     Raises
     ------

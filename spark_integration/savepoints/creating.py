@@ -212,11 +212,6 @@ def create(
     comment : str
         A comment to show with the savepoint.
 
-    Returns
-    -------
-    Savepoint
-        What was saved.
-
     Raises
     ------
     InvalidArgumentError
@@ -294,7 +289,7 @@ def stop(
     timeout_s : float
         How long to wait for the micro-batch in progress.
     spark, checkpoint_location, target, name, without, comment
-        As in `create`, which also says what is returned and raised. Before it stops the query, it checks everything
+        As in `create`, which also says what is raised. Before it stops the query, it checks everything
         that does not depend on the last micro-batch: a name that is taken, a target that cannot be written, another
         query's location, an operator that cannot be saved, one in `without` that the query does not have, a damaged log
         of one of its sinks.

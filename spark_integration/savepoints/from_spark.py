@@ -97,10 +97,8 @@ def from_spark(
     spark : SparkSession
     checkpoint_location : str or pathlib.Path
         The query's ``checkpointLocation``. Stop the query first, or what it does from then on is not saved.
-    target : str or pathlib.Path
-        The directory for savepoints.
-    name : str
-        The savepoint's name.
+    target, name, batchId, comment
+        As in `create`.
     operators : str, or mapping of int to str
         The operator's name in holdfast; if the query has several, names by their numbers in ``state-metadata``.
     timeoutConf : {"ProcessingTimeTimeout", "EventTimeTimeout"}, optional
@@ -110,25 +108,15 @@ def from_spark(
         ``{"n": "count", "worst": "max"}``; if the query has several aggregations, by their numbers.
     window : str or sequence of str, or mapping of int to these, optional
         The durations that the aggregation's ``window`` was given: ``"1 hour"``, ``["1 hour", "5 minutes"]``.
-    batchId : int, optional
-        The micro-batch; by default the last committed one.
     shards : int, optional
         By default as many as the query has partitions.
-    comment : str
-        A comment to show with the savepoint.
-
-    Returns
-    -------
-    Savepoint
 
     Raises
     ------
     InvalidArgumentError
         The location is not a query's, the state is holdfast's already or another operator's, or an argument is wrong.
-    ConflictError
-        There is a savepoint of this name, or somebody else has begun one since.
-    NotFoundError
-        The micro-batch is not committed, or was purged.
+    ConflictError, NotFoundError
+        As in `create`.
     """
     require_comment(comment)
     require_counts(shards=shards)

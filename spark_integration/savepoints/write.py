@@ -400,10 +400,6 @@ def write(
     comment : str
         A comment to show with the savepoint.
 
-    Returns
-    -------
-    Savepoint
-
     Raises
     ------
     InvalidArgumentError
@@ -454,16 +450,10 @@ def edit(
         The directory of both savepoints.
     base : str
         The savepoint from which the rest is copied, including the positions of sources.
-    name : str
-        The new savepoint's name.
     operator : str, optional
         Required if the base has several.
-    comment : str
-        A comment to show with the savepoint.
-
-    Returns
-    -------
-    Savepoint
+    name, comment
+        As in `write`, which also says what is returned, and raised besides.
 
     Raises
     ------
@@ -471,8 +461,6 @@ def edit(
         There is no such base, or no such operator in it.
     CorruptionError
         A part of the base is damaged.
-    InvalidArgumentError, SchemaMismatchError, ConflictError
-        As of `write`.
     """
     require_comment(comment)
     frames = dict(tables) if isinstance(tables, Mapping) else {STATE_TABLE: tables}

@@ -105,14 +105,8 @@ def state(
 
     Parameters
     ----------
-    spark : SparkSession
-        Its ``spark.holdfast.state.dir`` and ``spark.holdfast.storage.*`` must be those of the query.
-    checkpoint_location : str or pathlib.Path
-        The query's own ``checkpointLocation``.
-    operator : str
-        The operator's name.
-    table : str, default "state"
-        One of the operator's state tables, a variable of a processor, or "timers".
+    spark, checkpoint_location, operator, table
+        As in `read_state`.
     columns : sequence of str, optional
         Show only these, in this order.
     key : mapping of str to object, optional
