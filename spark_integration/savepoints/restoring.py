@@ -276,7 +276,6 @@ def _restored(
         name: RestoredOperator(
             state.directory,
             state.plan.shards,
-            state.plan.saved.shards,
             state.plan.saved.tables,
             saved.savepoint.query.batch_id + 1 - FIRST_VERSION,
             _time_mode(state.plan.saved) == "ProcessingTime",

@@ -140,7 +140,7 @@ class Store:
         return SavedOperator("totals", 0, "host", False, shards, TABLES, TABLES, True, {}, times, ordered(pieces))
 
     def restore(self, name: str, saved: SavedOperator, directory: str, shards: int) -> dict[int, Pointer]:
-        operators = {"totals": RestoredOperator(directory, shards, saved.shards, TABLES, 0, wakes_to_evict=False)}
+        operators = {"totals": RestoredOperator(directory, shards, TABLES, 0, wakes_to_evict=False)}
         restorer = ShardRestorer(self.settings, *self.places, name, operators)
         names = ("operator", "shard", "last", "pieces")
         found = outcomes(restorer, [dict(zip(names, row, strict=True)) for row in rows_of_shards(saved, shards)])
@@ -294,7 +294,7 @@ def test_a_new_shard_knows_when_its_first_timer_is_due(store: Store) -> None:
     """Exactly: a shard that is called for nothing is called in every micro-batch."""
     hashes = some_hashes(2)
     saved = store.save("one", "totals", 2, store.write(hashes, 2))
-    operators = {"totals": RestoredOperator("again", 5, 2, TABLES, 0, wakes_to_evict=False)}
+    operators = {"totals": RestoredOperator("again", 5, TABLES, 0, wakes_to_evict=False)}
     restorer = ShardRestorer(store.settings, *store.places, "one", operators)
     names = ("operator", "shard", "last", "pieces")
     found = outcomes(restorer, [dict(zip(names, row, strict=True)) for row in rows_of_shards(saved, 5)])
@@ -309,7 +309,7 @@ def test_a_damaged_piece_is_an_error_that_names_it(store: Store) -> None:
     saved = store.save("one", "totals", 2, pointers)
     with open_storage(str(store.folder / "savepoints")) as savepoints:
         savepoint_folder(savepoints, "one").delete([saved.pieces[0].key])
-    operators = {"totals": RestoredOperator("again", 2, 2, TABLES, 0, wakes_to_evict=False)}
+    operators = {"totals": RestoredOperator("again", 2, TABLES, 0, wakes_to_evict=False)}
     restorer = ShardRestorer(store.settings, *store.places, "one", operators)
     names = ("operator", "shard", "last", "pieces")
     found = outcomes(restorer, [dict(zip(names, row, strict=True)) for row in rows_of_shards(saved, 2)])
