@@ -399,10 +399,10 @@ class TwsTester:
         if now_ms <= self._now_ms:
             raise IllegalArgumentException(f"{what} moves forward only: it is {self._now_ms} ms, given {now_ms} ms")
         before_ms, self._now_ms = self._now_ms, now_ms
-        if self._shard is None:  # no key was ever called
+        if self._shard is None or self._columns is None:  # no key was ever called
             return self._returned([])
         try:
-            return self._returned(self._run(self._shard.no_keys(), _numbers(0), []))
+            return self._returned(self._run(self._columns.types.empty_table(), _numbers(0), []))
         except BaseException:
             self._now_ms = before_ms
             raise

@@ -73,7 +73,11 @@ def find_places(
         by_query = _records_by_query(storage)
         if not by_query:
             return None
-        of_operator = {one: records for one, records in by_query.items() if _has_operator(records, operator)}
+        of_operator = {
+            query: records
+            for query, records in by_query.items()
+            if any(operator_of(record.operator) == operator for record in records)
+        }
         return _noted(storage, of_operator or by_query, options), storage.url
 
 
@@ -278,10 +282,6 @@ def _records_by_query(location: ObjectStorage) -> dict[str, list[OperatorRecord]
         if record is not None:
             by_query.setdefault(record.query_id, []).append(record)
     return by_query
-
-
-def _has_operator(records: list[OperatorRecord], name: str | None) -> bool:
-    return name is None or any(operator_of(record.operator) == name for record in records)
 
 
 def _described(storage: ObjectStorage, query_id: str, records: list[OperatorRecord]) -> str:
