@@ -227,8 +227,8 @@ def pandas_to_arrow(
     schema: StructType,
     timezone: str,
     *,
-    safecheck: bool,
-    int_to_decimal_coercion_enabled: bool,
+    safecheck: bool = True,
+    int_to_decimal_coercion_enabled: bool = False,
 ) -> pa.RecordBatch:
     """Convert a function's output, its columns in the order of `schema`, as Spark's worker does."""
     if _SPARK >= (4, 2):

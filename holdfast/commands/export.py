@@ -141,10 +141,7 @@ def export(
             write(_frame(spark, what), target, kind)
     else:
         batches = (
-            batch
-            for part in found.parts()
-            for rows in found.rows(part)
-            for batch in shown.batches(rows.run, part.shard)
+            batch for part in found.parts() for run, _ in found.rows(part) for batch in shown.batches(run, part.shard)
         )
         with open_storage(target, parse_storage_options(options)) as to, things_shown("rows", None) as on_rows:
             write_files(batches, shown.arrow, to, cast("Kind", kind), on_rows)

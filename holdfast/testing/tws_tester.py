@@ -299,10 +299,7 @@ class TwsTester:
         if self._input is None:
             return self._called(key, [frame] if len(frame) else [], None)
         columns = [frame[name] for name in self._input.names]
-        timezone = self._by_frame.frame_format.timezone
-        rows = spark_versions.pandas_to_arrow(
-            columns, self._input, timezone, safecheck=True, int_to_decimal_coercion_enabled=False
-        )
+        rows = spark_versions.pandas_to_arrow(columns, self._input, self._by_frame.frame_format.timezone)
         return self._called(key, [], pa.Table.from_batches([rows]))
 
     def _called(self, key: Any, pieces: list[Any], typed: pa.Table | None) -> Any:

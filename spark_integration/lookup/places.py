@@ -217,19 +217,13 @@ def _state_dir_of(location: ObjectStorage, query_id: str, options: Mapping[str, 
 
 def _newest_of(location: ObjectStorage) -> PointerRow:
     with ThreadPoolExecutor(_THREADS) as executor:
-        return _newest(QueryPointers(location, executor))
-
-
-def _newest(pointers: QueryPointers) -> PointerRow:
-    try:
-        batch_id = pointers.batch(None).batch_id
-    except NotFoundError as exc:
-        raise NotFoundError(f"{exc.message}, so nothing tells its state directory: {_NAME_IT}", **exc.facts) from exc
-    try:
+        pointers = QueryPointers(location, executor)
+        try:
+            batch_id = pointers.batch(None).batch_id
+        except NotFoundError as exc:
+            message = f"{exc.message}, so nothing tells its state directory: {_NAME_IT}"
+            raise NotFoundError(message, **exc.facts) from exc
         rows = [row for held in pointers.held(batch_id) for row in held.rows]
-    except InvalidArgumentError as exc:
-        message = f"without Spark, this query's pointers do not tell its state directory: {_NAME_IT} ({exc.message})"
-        raise InvalidArgumentError(message, **exc.facts) from exc
     named = [row for row in rows if row.state_dir is not None]
     if not named:
         why = (

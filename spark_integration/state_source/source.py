@@ -38,7 +38,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -326,11 +326,8 @@ class ReadPart(InputPartition):
     hashes: HashRange
 
 
-class ReadRows(NamedTuple):
-    """Rows of a part."""
-
-    run: Run
-    batch_id: int | None = None  #: The micro-batch that wrote them, in a change feed
+#: Rows of a part, and, in a change feed, the micro-batch that wrote them.
+PartRows = tuple[Run, int | None]
 
 
 @dataclass(frozen=True)
@@ -377,12 +374,12 @@ class SavedTable:
         """Return all parts."""
         return [PiecePart(piece.shard, HashRange(piece.first_hash, piece.last_hash), piece) for piece in self.pieces]
 
-    def rows(self, part: ReadPart) -> Iterator[ReadRows]:
+    def rows(self, part: ReadPart) -> Iterator[PartRows]:
         """Read a part, as in a task. Raises `HoldfastError`."""
         assert isinstance(part, PiecePart)
         with self.place.in_task().open() as storage:
             folder = savepoint_folder(storage, self.name)
-            yield ReadRows(read_piece(folder, self.operator, part.piece, self.schema))
+            yield read_piece(folder, self.operator, part.piece, self.schema), None
 
     def travelling(self) -> SavedTable:
         """Return the table without parts and credentials."""
@@ -443,13 +440,13 @@ class QueryTable:
         """Return the shards that have state, or changes."""
         return [part for part in self.shards if self.changes_from is None or _version(part.at) > self.changes_from]
 
-    def rows(self, part: ReadPart) -> Iterator[ReadRows]:
+    def rows(self, part: ReadPart) -> Iterator[PartRows]:
         """Read a shard, as in a task. Raises `HoldfastError`."""
         assert isinstance(part, ShardPart)
         with self.place.in_task().open() as storage:
             yield from self._live(storage, part) if self.changes_from is None else self._changes(storage, part)
 
-    def _live(self, storage: ObjectStorage, part: ShardPart) -> Iterator[ReadRows]:
+    def _live(self, storage: ObjectStorage, part: ShardPart) -> Iterator[PartRows]:
         assert part.at.pointer is not None
         with working_directory(local_dir_of_session()) as home:
             prefix, stored = shard_prefix(part.directory, part.shard), self.stored[part.directory]
@@ -457,9 +454,9 @@ class QueryTable:
             log = ObjectCommitLog(storage, prefix, stored.held, io_executor(), home, carried=carried)
             rows = read_tables(log, part.at.pointer, [self.schema.name])
         for run in rows.values():
-            yield ReadRows(stored.shown(run, self.schema))
+            yield stored.shown(run, self.schema), None
 
-    def _changes(self, storage: ObjectStorage, part: ShardPart) -> Iterator[ReadRows]:
+    def _changes(self, storage: ObjectStorage, part: ShardPart) -> Iterator[PartRows]:
         assert self.changes_from is not None
         stored = self.stored[part.directory]
         held = stored.held[self.schema.name]
@@ -467,7 +464,7 @@ class QueryTable:
             run = commit.run_of(held)
             if run is not None:
                 # Micro-batch b commits version b + 1.
-                yield ReadRows(stored.shown(run, self.schema), commit.pointer.version - 1)
+                yield stored.shown(run, self.schema), commit.pointer.version - 1
 
     def travelling(self) -> QueryTable:
         """Return the table without shards and credentials."""
@@ -596,12 +593,9 @@ class TableReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, ReadPart):  # Spark's own, where there is no part
             return
-        for run, batch_id in self._table.rows(partition):
-            yield from self._shown.batches(_of_key(run, self._key), partition.shard, batch_id)
-
-
-def _of_key(run: Run, key: Keys | None) -> Run:
-    if key is None:
-        return run
-    key_hash = int(key.hashes[0])
-    return run.slice(key_hash, key_hash).with_prefixes(key)
+        for rows, batch_id in self._table.rows(partition):
+            run = rows
+            if self._key is not None:
+                key_hash = int(self._key.hashes[0])
+                run = rows.slice(key_hash, key_hash).with_prefixes(self._key)
+            yield from self._shown.batches(run, partition.shard, batch_id)
