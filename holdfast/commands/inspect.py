@@ -154,7 +154,6 @@ def _logs(
 def _signs(
     target: Target, found: Sequence[tuple[OperatorListing, OperatorRecord | HoldfastError]]
 ) -> dict[str, list[OperatorSigns]]:
-    """Return the signs in operators' directories, by query."""
     by_query: dict[str, list[OperatorSigns]] = {}
     of_operators = target.executor.map(lambda one: OperatorSigns.of(target.storage, *one), found)
     for (_, record), signs in zip(found, of_operators, strict=True):

@@ -438,7 +438,6 @@ class TwsTester:
         pieces: list[Any] | None,
         function_of: Callable[[TransformWithState], ShardFunction] = lambda step: step,
     ) -> list[Any]:
-        """Run one micro-batch; return the rows or frames of its output."""
         assert self._shard is not None
         kept = None
         if self._output is None:

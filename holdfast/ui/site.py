@@ -451,7 +451,6 @@ def _noted_locations(
 
 
 def _surveyed(directories: Sequence[Directory]) -> list[Survey]:
-    """Return the content of directories, listed in parallel."""
     for one in directories:
         one.surveyor.begin()
     return [one.surveyor.latest(_UNLIMITED).found for one in directories]

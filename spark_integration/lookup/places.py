@@ -190,7 +190,6 @@ def _is_state_directory(
 
 
 def _is_same(one: str, other: str) -> bool:
-    """Tell whether two URLs name the same directory."""
     first, second = parse_url(one), parse_url(other)
     return first.store == second.store and _path_of(first) == _path_of(second)
 

@@ -130,7 +130,6 @@ def _after(function: Migrate, table: TableSchema, is_expiring: bool) -> tuple[Ta
 
 
 def _seen(table: TableSchema, is_expiring: bool) -> TableSchema:
-    """Return a table with the columns that a function sees."""
     value = pa.schema([f for f in table.value if not (is_expiring and f.name == EXPIRES)])
     return TableSchema(table.name, table.key, value)
 

@@ -43,6 +43,7 @@ from holdfast.errors import (
     NotFoundError,
     UnavailableError,
 )
+from holdfast.settings import Settings
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator, shard_prefix
 from holdfast.snapshotter.ownership.stored_tables import StoredTables, stored_tables
@@ -329,7 +330,9 @@ def end(
             )
         probe_storage(targets, name, checked="the directory for savepoints failed the check before the query stops")
         of.look(without)
-        of.sinks(query_id)  # while it runs, its next decision makes a damaged log whole
+        decided_sinks(
+            tasks.settings, tasks.options, query_id
+        )  # while it runs, its next decision makes a damaged log whole
         if query is not None:
             # When Spark has committed its planned micro-batch, it may have planned another, which has just begun.
             planned, end_ms = of.location.newest_planned() or 0, clock.monotonic_ms() + 1000 * timeout_s
@@ -339,6 +342,14 @@ def end(
                 clock.sleep_ms(_WAIT_EACH_MS)
     if query is not None:
         query.stop()
+
+
+def decided_sinks(settings: Settings, options: Mapping[str, object], query_id: str) -> tuple[SavedSink, ...]:
+    """Return what a query's sinks have decided, as its state directory has it; see `sinks_of`."""
+    if settings.state_dir is None:
+        return ()
+    with open_storage(settings.state_dir, options) as storage:
+        return sinks_of(storage, query_id)
 
 
 def of_batch(query: QueryLocation, batch_id: int | None, work: Callable[[LoggedBatch], _Made]) -> _Made:
@@ -405,13 +416,8 @@ class _Saving:
             }
         pieces = self._saved(known, new.id)
         operators = tuple(replace(of.operator, pieces=tuple(pieces[name])) for name, of in known.items())
-        return operators, left_out, saved_query(self.location, query_id, batch, new.folder, self.sinks(query_id))
-
-    def sinks(self, query_id: str) -> tuple[SavedSink, ...]:
-        """Return what the query's sinks have decided; see `sinks_of`."""
-        assert self.tasks.settings.state_dir is not None
-        with open_storage(self.tasks.settings.state_dir, self.tasks.options) as storage:
-            return sinks_of(storage, query_id)
+        sinks = decided_sinks(self.tasks.settings, self.tasks.options, query_id)
+        return operators, left_out, saved_query(self.location, query_id, batch, new.folder, sinks)
 
     def look(self, without: Collection[str]) -> None:
         """Raise the error that saving the operators would raise; none if the query moves on twice."""
@@ -508,7 +514,6 @@ class _Saving:
         return _Known(operator, rows, stored_in)
 
     def _saved(self, known: dict[str, _Known], maker: str) -> dict[str, list[Piece]]:
-        """Save all shards, and return the pieces by operator."""
         shards = [shard_row(name, row) for name, of in known.items() for row in of.rows if row.pointer is not None]
         pieces: dict[str, list[Piece]] = {name: [] for name in known}
         tables = {name: of.operator.tables for name, of in known.items()}

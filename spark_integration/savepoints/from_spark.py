@@ -27,8 +27,7 @@ from pyspark.sql.types import StructType
 from holdfast import clock
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import InvalidArgumentError, NotFoundError
-from holdfast.settings import Settings
-from holdfast.snapshotter.savepoints.manifest import SavedOperator, SavedSink, Savepoint, sinks_of
+from holdfast.snapshotter.savepoints.manifest import SavedOperator, Savepoint
 from holdfast.snapshotter.savepoints.savepoints import begin_savepoint
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
@@ -38,7 +37,7 @@ from holdfast.spark_integration.processor.state.timers import timer_tables
 from holdfast.spark_integration.processor.state.variable_tables import Kind
 from holdfast.spark_integration.processor.state.variables import StateVariable
 from holdfast.spark_integration.savepoints.changes import require_comment, require_counts
-from holdfast.spark_integration.savepoints.creating import saved_query
+from holdfast.spark_integration.savepoints.creating import decided_sinks, saved_query
 from holdfast.spark_integration.savepoints.seeding import partitions_of
 from holdfast.spark_integration.savepoints.sparks_operators import (
     AGGREGATION,
@@ -136,18 +135,11 @@ def from_spark(
         given = _described([step for _, step in steps], aggregates, window)
         writer = TableSetWriter(spark, settings, str(target), name, new.id)
         saved = [_saved(step, of, writer, timeoutConf, given[step.number], wanted) for of, step in steps]
-        query = saved_query(location, query_id, batch, new.folder, _sinks(settings, options, query_id))
+        sinks = decided_sinks(settings, options, query_id)
+        query = saved_query(location, query_id, batch, new.folder, sinks)
         savepoint = Savepoint(name, comment, clock.now_ms(), versions_of(spark), query, tuple(saved))
         new.finish(savepoint)
     return savepoint
-
-
-def _sinks(settings: Settings, options: Mapping[str, object], query_id: str) -> tuple[SavedSink, ...]:
-    """Return holdfast's sinks of a query without holdfast state."""
-    if settings.state_dir is None:
-        return ()
-    with open_storage(settings.state_dir, options) as storage:
-        return sinks_of(storage, query_id)
 
 
 def require_readable(checkpoint_location: str) -> None:
@@ -345,7 +337,6 @@ def _processor(step: _Step) -> Iterator[TableRows]:
 
 
 def _variable(step: _Step, name: str, kind: Kind, *, has_ttl: bool) -> TableRows:
-    """Return the table of a state variable."""
     rows = step.read(stateVarName=name, flattenCollectionTypes=str(kind == "map").lower())
     keys = struct_of(rows.schema["key"])
     own: list[Column] = []

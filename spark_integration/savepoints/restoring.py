@@ -269,7 +269,6 @@ def _advise_of_shards(states: Collection[_State]) -> None:
 def _restored(
     tasks: Tasks, new: NewQuery, saved: Restorable, states: Mapping[str, _State]
 ) -> dict[str, dict[int, _Restored]]:
-    """Restore all shards of operators, and return them by number."""
     rows = [row for state in states.values() for row in rows_of_shards(state.plan.saved, state.plan.shards)]
     found: dict[str, dict[int, _Restored]] = {name: {} for name in states}
     operators = {
@@ -314,7 +313,6 @@ def _pointers(state: _State, shards: Mapping[int, _Restored], state_dir: str | N
 
 
 def _time_mode(saved: SavedOperator) -> TimeMode:
-    """Return the clock of an operator's timers."""
     stated = saved.configuration.get("timeMode")
     if stated is not None:
         return TIME_MODES[stated.lower()]

@@ -131,7 +131,6 @@ def moved(key: str, data: memoryview, location: str) -> memoryview | bytes:
 
 
 def _moved(value: Any, key: str, location: str) -> Any:
-    """Return a JSON value with other paths."""
     if isinstance(value, dict):
         return {name: _moved(inner, key, location) for name, inner in value.items()}
     if isinstance(value, list):

@@ -267,7 +267,6 @@ def _places(state: _State, window: str | Sequence[str]) -> WindowPlaces:
 
 
 def _require_windows(frame: DataFrame, window: Column, places: WindowPlaces) -> None:
-    """Check that the stored windows have the declared durations."""
     found = frame.select(window["start"].alias("start"), window["end"].alias("end")).distinct().toArrow()
     start, end = (microseconds(column) for column in found.columns)
     if (end - start != places.length_us).any() or ((start - places.start_us) % places.slide_us).any():

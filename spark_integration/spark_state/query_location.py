@@ -274,7 +274,6 @@ class QueryLocation:
         return [(name, json.dumps({"logOffset": min(last, newest[name])})) for name, _ in sources if name in newest]
 
     def _newest_files(self) -> dict[str, int]:
-        """Return the largest file number of each source."""
         newest: dict[str, int] = {}
         for info in self._storage.list("sources/"):
             source, _, name = info.key.removeprefix("sources/").partition("/")

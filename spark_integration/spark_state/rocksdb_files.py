@@ -119,7 +119,6 @@ def _begin(
 
 
 def _database(partition: ObjectStorage, at: Named, limit_bytes: int) -> tuple[Rows, dict[str, int]]:
-    """Return the rows of a database, and the numbers of its families."""
     source = f"{partition.url}/{at}.zip"
     with working_directory() as folder:
         archive = bytes(partition.get(f"{at}.zip", limit_bytes))
