@@ -72,10 +72,9 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import beside
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import list_shard
-from holdfast.spark_integration.savepoints import seeding
 from holdfast.spark_integration.savepoints.changes import Changes
 from holdfast.spark_integration.savepoints.creating import SHARD, end, of_batch, save, shard_row
-from holdfast.spark_integration.savepoints.new_query import NewQuery, new_query, remove_folder
+from holdfast.spark_integration.savepoints.new_query import NewQuery, moved, new_query, remove_folder
 from holdfast.spark_integration.savepoints.restoring import Restorable, restore_into
 from holdfast.spark_integration.savepoints.tasks import ShardTask, SparkTasks, Tasks
 from holdfast.spark_integration.shard.pointer_row import require_state_of
@@ -140,7 +139,7 @@ def _copy_objects(
             data = query.source_log(*below.split("/", 1)) if folder == "sources" else source.get(key, _FILE_BYTES_MAX)
         except NotFoundError:
             return key
-        target.put(key, seeding.moved(key, data, target.url))
+        target.put(key, moved(key, data, target.url))
         return None
 
     copied = (gone for group in _side_by_side(keys, sizes) for gone in io_executor().map(copy, group))

@@ -69,7 +69,7 @@ from holdfast.snapshotter.storage.probe import probe_storage
 from holdfast.snapshotter.version_reader import read_tables
 from holdfast.spark_integration.executor.takeover import working_directory
 from holdfast.spark_integration.savepoints.changes import require_comment
-from holdfast.spark_integration.savepoints.seeding import partitions_of
+from holdfast.spark_integration.savepoints.new_query import partitions_of
 from holdfast.spark_integration.savepoints.tasks import ShardTask, SparkTasks, Tasks, each_ahead
 from holdfast.spark_integration.shard.pointer_row import STATE_VARIABLES, PointerRow, require_state_of
 from holdfast.spark_integration.shard.task import io_executor
@@ -330,9 +330,8 @@ def end(
             )
         probe_storage(targets, name, checked="the directory for savepoints failed the check before the query stops")
         of.look(without)
-        decided_sinks(
-            tasks.settings, tasks.options, query_id
-        )  # while it runs, its next decision makes a damaged log whole
+        # While it runs, its next decision makes a damaged log whole.
+        decided_sinks(tasks.settings, tasks.options, query_id)
         if query is not None:
             # When Spark has committed its planned micro-batch, it may have planned another, which has just begun.
             planned, end_ms = of.location.newest_planned() or 0, clock.monotonic_ms() + 1000 * timeout_s

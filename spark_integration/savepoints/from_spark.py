@@ -38,7 +38,7 @@ from holdfast.spark_integration.processor.state.variable_tables import Kind
 from holdfast.spark_integration.processor.state.variables import StateVariable
 from holdfast.spark_integration.savepoints.changes import require_comment, require_counts
 from holdfast.spark_integration.savepoints.creating import decided_sinks, saved_query
-from holdfast.spark_integration.savepoints.seeding import partitions_of
+from holdfast.spark_integration.savepoints.new_query import partitions_of
 from holdfast.spark_integration.savepoints.sparks_operators import (
     AGGREGATION,
     HAVE_COUNTERPARTS,

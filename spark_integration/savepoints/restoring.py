@@ -33,9 +33,8 @@ from holdfast.snapshotter.savepoints.manifest import continue_sinks as hand_over
 from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration.savepoints import seeding
 from holdfast.spark_integration.savepoints.changes import Changes, Migrate, Plan, Sources, migrated, plans_of
-from holdfast.spark_integration.savepoints.new_query import NewQuery, new_query
+from holdfast.spark_integration.savepoints.new_query import NewQuery, new_query, pinned, seed
 from holdfast.spark_integration.savepoints.restoring_shards import (
     FIRST_VERSION,
     HashRange,
@@ -148,7 +147,7 @@ class Restorable:
         with open_storage(target, options) as savepoints:
             savepoint = read_savepoint(savepoints, name)
         partitions = changes.shards if changes.partitions is None else changes.partitions
-        conf = seeding.pinned(savepoint.query, partitions)
+        conf = pinned(savepoint.query, partitions)
         return cls(target, savepoint, changes, plans_of(savepoint, changes), conf)
 
     @property
@@ -201,7 +200,7 @@ def restore_into(tasks: Tasks, new: NewQuery, saved: Restorable, make_state: Sta
     planned = query.planned if changes.continue_sinks else None
     with open_storage(saved.target, new.options) as savepoints:
         folder = savepoint_folder(savepoints, saved.savepoint.name)
-        seeding.seed(new.location, first, folder, query, fresh=changes.sources == "fresh", planned=planned)
+        seed(new.location, first, folder, query, fresh=changes.sources == "fresh", planned=planned)
     if changes.continue_sinks:
         new.require()  # from here on the saved query cannot go on
         hand_over(new.storage, query, new.query_id, clock.new_id())

@@ -33,8 +33,7 @@ from pyspark.sql.streaming.stateful_processor import (
 from holdfast.errors import UnavailableError
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.hosts.host import POINTER_SCHEMA, StateOfGroup, ValueOfGroup
-from holdfast.spark_integration.savepoints import seeding
-from holdfast.spark_integration.savepoints.new_query import NewQuery
+from holdfast.spark_integration.savepoints.new_query import FirstState, NewQuery, state_of_stub
 from holdfast.spark_integration.shard.pointer_row import POINTER_STATE, POINTER_VARIABLE, PointerRow
 from holdfast.spark_integration.spark_state.pointers import PointerOperator
 from holdfast.spark_integration.spark_state.query_location import NAMED_SOURCES_SETTING
@@ -58,14 +57,14 @@ _ONE_AT_A_TIME = threading.Lock()
 
 def state_by_stub(
     spark: SparkSession, conf: Mapping[str, str], new: NewQuery, operators: Sequence[PointerOperator]
-) -> seeding.FirstState:
+) -> FirstState:
     """Make a new query's state by a stub query, deleted on return."""
     try:
         with session_of_stub(spark, conf) as own:
             run_stub(own, operators, new.stub_url)
         new.require()  # all before may have taken long
         with open_storage(new.stub_url, new.options) as stub:
-            return seeding.state_of_stub(stub, new.location, conf)
+            return state_of_stub(stub, new.location, conf)
     finally:
         new.remove_stub()
 

@@ -21,8 +21,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration import spark_versions
-from holdfast.spark_integration.savepoints.new_query import NewQuery
-from holdfast.spark_integration.savepoints.seeding import FirstState, partitions_of
+from holdfast.spark_integration.savepoints.new_query import FirstState, NewQuery, partitions_of
 from holdfast.spark_integration.shard.task import io_executor, storage_at
 from holdfast.spark_integration.spark_state.pointers import PLAIN_ROWS, NewState, PointerOperator
 from holdfast.spark_integration.transport.routes import routes_of

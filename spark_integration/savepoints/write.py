@@ -66,7 +66,7 @@ from holdfast.spark_integration.plan.grouping_keys import Grouping, resolve_keys
 from holdfast.spark_integration.plan.session import shuffle_partitions
 from holdfast.spark_integration.processor.state.variable_tables import find_shown, grouping_columns, is_of_entry
 from holdfast.spark_integration.savepoints.changes import require_comment, require_counts
-from holdfast.spark_integration.savepoints.seeding import PARTITIONS
+from holdfast.spark_integration.savepoints.new_query import PARTITIONS
 from holdfast.spark_integration.savepoints.tasks import (
     ShardTask,
     columns_of,

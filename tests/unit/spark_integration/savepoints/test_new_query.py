@@ -36,7 +36,7 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration import copies
 from holdfast.spark_integration.processor.state.variable_tables import find_shown
 from holdfast.spark_integration.savepoints import new_query as module
-from holdfast.spark_integration.savepoints import restoring, seeding, stub, tasks
+from holdfast.spark_integration.savepoints import restoring, stub, tasks
 from holdfast.spark_integration.savepoints.changes import Changes, plans_of
 from holdfast.spark_integration.savepoints.difference import Side, TableDifference, difference, facts_that_differ
 from holdfast.spark_integration.savepoints.new_query import NewQuery, new_query
@@ -565,7 +565,7 @@ def test_before_the_next_part_of_a_new_query(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(copies, "restore_into", go_on)
     monkeypatch.setattr(restoring, "plans_of", lambda *_: [])
     monkeypatch.setattr(stub, "state_by_stub", by_stub)
-    monkeypatch.setattr(seeding, "seed", go_on)
+    monkeypatch.setattr(restoring, "seed", go_on)
     spark: Any = SimpleNamespace(conf=SimpleNamespace(getAll={"spark.holdfast.state.dir": str(tmp_path / "durable")}))
     work: dict[str, Callable[[], object]] = {
         CLONE: lambda: copies.clone(spark, tmp_path / "query", location, to_state_dir=tmp_path / "green"),

@@ -41,7 +41,16 @@ from holdfast.snapshotter.version_reader import read_tables
 from holdfast.spark_integration.savepoints import changes, creating, restoring, restoring_shards, tasks
 from holdfast.spark_integration.savepoints.changes import migrated, migrations_of
 from holdfast.spark_integration.savepoints.creating import ShardSaver, shard_row
-from holdfast.spark_integration.savepoints.new_query import begin, finish, forget
+from holdfast.spark_integration.savepoints.new_query import (
+    begin,
+    finish,
+    forget,
+    moved,
+    partitions_of,
+    pinned,
+    seed,
+    state_of_stub,
+)
 from holdfast.spark_integration.savepoints.restoring_shards import (
     FIRST_VERSION,
     HashRange,
@@ -49,7 +58,6 @@ from holdfast.spark_integration.savepoints.restoring_shards import (
     ShardRestorer,
     rows_of_shards,
 )
-from holdfast.spark_integration.savepoints.seeding import moved, partitions_of, pinned, seed, state_of_stub
 from holdfast.spark_integration.savepoints.tasks import columns_of
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.timers import KeyTimers, is_by_time, timers_schema
