@@ -146,7 +146,13 @@ class ReadOptions:
         storage |= in_json(values.get(STORAGE_IN_JSON, "{}"))
         for name in values:
             if name not in _AS_GIVEN:
-                raise _unknown(name)
+                near = nearest_name(name, list(_AS_GIVEN))
+                raise InvalidArgumentError(
+                    f"no such option; the options are {', '.join(NAMES[1:])}, and {STORAGE}<name> for "
+                    "spark.holdfast.storage.<name>",
+                    option=name,
+                    near=_AS_GIVEN.get(near) if near else None,
+                )
         if "table" in values and "statevarname" in values:
             raise InvalidArgumentError("table and stateVarName are one option: name the table once")
         if not values.get("path", "").strip("/"):
@@ -171,16 +177,6 @@ class ReadOptions:
             changes_from,
             storage,
         )
-
-
-def _unknown(name: str) -> InvalidArgumentError:
-    near = nearest_name(name, list(_AS_GIVEN))
-    return InvalidArgumentError(
-        f"no such option; the options are {', '.join(NAMES[1:])}, and {STORAGE}<name> for "
-        "spark.holdfast.storage.<name>",
-        option=name,
-        near=_AS_GIVEN.get(near) if near else None,
-    )
 
 
 def storage_options(given: Mapping[str, str]) -> dict[str, str]:
