@@ -146,24 +146,12 @@ def failure_rate(failures: int = 3, interval_s: float = 300.0, delay_s: float = 
 
 @dataclass(frozen=True)
 class Restart:
-    """A start that follows a failure.
+    """A start that follows a failure."""
 
-    Attributes
-    ----------
-    number : int
-        From 1.
-    error : Exception
-        What the query failed of.
-    delay_s : float
-        How long until the start.
-    ran_s : float
-        How long the query had run, its start included.
-    """
-
-    number: int
-    error: Exception
-    delay_s: float
-    ran_s: float
+    number: int  #: From 1
+    error: Exception  #: What the query failed of
+    delay_s: float  #: How long until the start
+    ran_s: float  #: How long the query had run, its start included
 
 
 def run(

@@ -161,22 +161,12 @@ def compare(
 class StoredQuery:
     """A query's stored state, read from outside; made by `open_query`. Close it, best with a ``with`` statement.
 
-    Parameters
-    ----------
-    location : ObjectStorage
-        Its root is the query's checkpoint location; closed with this.
-    storage : ObjectStorage
-        The state directory; closed with this.
-    executor : concurrent.futures.ThreadPoolExecutor
-        Runs requests; shut down with this.
-
-    Notes
-    -----
     Threads: many; they take turns at a shard. Immutable objects are cached within a budget, so a history costs little
     more than one look-up.
     """
 
     def __init__(self, location: ObjectStorage, storage: ObjectStorage, executor: ThreadPoolExecutor) -> None:
+        # The checkpoint location and the state directory; closed with this, as is what runs requests.
         self._location, self._storage, self._executor = location, storage, executor
         self._pointers = QueryPointers(location, executor)
         self._readers = ShardReaders(storage, executor)

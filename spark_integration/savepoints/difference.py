@@ -28,26 +28,17 @@ from holdfast.spark_integration.timers import is_by_time
 
 @dataclass
 class TableDifference:
-    """How a table of an operator differs.
-
-    Attributes
-    ----------
-    operator, table : str
-    columns : str
-        Why rows cannot be compared; empty if they can.
-    equal, added, removed, changed : int
-        Keys.
-    keys : dict of str to list
-        By ``added``, ``removed`` and ``changed`` the first of these keys, as rows of the key columns.
-    """
+    """How a table of an operator differs."""
 
     operator: str
     table: str
-    columns: str = ""
+    columns: str = ""  #: Why rows cannot be compared; empty if they can
+    #: Keys
     equal: int = 0
     added: int = 0
     removed: int = 0
     changed: int = 0
+    #: By ``added``, ``removed`` and ``changed`` the first of these keys, as rows of the key columns
     keys: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {ADDED: [], REMOVED: [], CHANGED: []})
 
     @property
