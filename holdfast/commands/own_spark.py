@@ -34,7 +34,7 @@ _Made = TypeVar("_Made")
 def by_this_process(
     state_dir: str, options: dict[str, str], conf: tuple[str, ...], work: Callable[[Tasks], _Made]
 ) -> _Made:
-    """Do some work in this process, or by Spark if `conf` is set or only Spark makes such state."""
+    """Do some work in this process; in Spark if `conf` is set or only Spark makes such state."""
     from holdfast.spark_integration.savepoints.tasks import OwnProcess, SparkTasks
     from holdfast.spark_integration.spark_state.pointers import NeedsSparkError
 

@@ -80,7 +80,7 @@ class ShardReaders:
             return stored.shown(reader.find(at, table.name, prefixes), table)
 
     def first_rows(self, shard: ShardAt, table: TableSchema, first_hash: int, most: int) -> list[Run]:
-        """Return at least `most` rows from a hash on, if there are as many, ascending by hash."""
+        """Return at least `most` rows from a hash on, ascending by hash; fewer if there are no more."""
         stored, at = self._held(shard, table)
         if stored is None or at is None:
             return []

@@ -200,7 +200,7 @@ class StoredQuery:
         return [found for held in self._pointers.held(number) for found in self._of(number, held)]
 
     def directories(self) -> Mapping[str, str]:
-        """Return the operators' directories that the pointers name, with their query. Raises as `operators`."""
+        """Return the operators' directories that the pointers name, with their query; see `operators` for errors."""
         rows = [row for held in self._pointers.held(self._batch(None).batch_id) for row in held.rows]
         of_operators = by_operator(rows, self._pointers.url).values()
         return {directory: found[0].query for of in of_operators for directory, found in of.items()}
@@ -431,7 +431,7 @@ class StoredQuery:
         return self._one(name, batch_id)
 
     def _of(self, batch_id: int, held: Held, name: str | None = None) -> list[StoredOperator]:
-        """Return the operators whose pointers one of Spark's operators holds, or the one of a name."""
+        """Return the operators whose pointers one of Spark's operators holds, or only the named one."""
         by_name = by_operator(held.rows, self._pointers.url)
         return [self._operator(one, batch_id, held, by_name[one]) for one in sorted(by_name) if name in (None, one)]
 

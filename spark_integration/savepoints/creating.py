@@ -247,7 +247,7 @@ def save(
     comment: str = "",
     times: LoggedBatch | None = None,
 ) -> Savepoint:
-    """Save a query's state as `create`, by any `tasks`; `times`: the micro-batch to take watermark and time from."""
+    """Save a query's state like `create`, with any `tasks`; `times`: the micro-batch with its watermark and time."""
     _require_names(without, comment)
     _require_place(target, checkpoint_location, tasks)
     with (
