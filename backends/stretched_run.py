@@ -33,7 +33,7 @@ _WORD_BYTES = 8
 #: A sample of this many rows tells whether all are in memory.
 _SAMPLE = 16
 _HASH_BYTES = 8
-#: Where each so many rows have a wanted key, and are in memory, a search of whole stretches costs less.
+#: With a wanted key in every so many rows, all in memory, searching whole stretches costs less.
 _DENSE_ROWS = 256
 
 

@@ -44,7 +44,6 @@ Invariants of draining
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,7 +56,6 @@ from holdfast.backends.base import Pointer
 from holdfast.errors import (
     ConflictError,
     CorruptionError,
-    HoldfastError,
     InvalidArgumentError,
     NotFoundError,
     StateLostError,
@@ -74,15 +72,14 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import beside
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import list_shard
-from holdfast.spark_integration.savepoints import seeding
 from holdfast.spark_integration.savepoints.changes import Changes
-from holdfast.spark_integration.savepoints.creating import SHARD, end, require_names, require_query, save, shard_row
-from holdfast.spark_integration.savepoints.new_query import NewQuery, new_query, remove_folder
+from holdfast.spark_integration.savepoints.creating import SHARD, end, of_batch, save, shard_row
+from holdfast.spark_integration.savepoints.new_query import NewQuery, moved, new_query, remove_folder
 from holdfast.spark_integration.savepoints.restoring import Restorable, restore_into
 from holdfast.spark_integration.savepoints.tasks import ShardTask, SparkTasks, Tasks
 from holdfast.spark_integration.shard.pointer_row import require_state_of
 from holdfast.spark_integration.shard.task import io_executor
-from holdfast.spark_integration.spark_state.pointers import StatefulStep
+from holdfast.spark_integration.spark_state.pointers import StatefulStep, StateOperators, stored_steps
 from holdfast.spark_integration.spark_state.query_location import LEFTOVER, LoggedBatch, QueryLocation
 
 if TYPE_CHECKING:
@@ -97,7 +94,6 @@ _LOG = re.compile(r"(offsets|commits)/(0|[1-9][0-9]{0,17})")
 # A version of a state store, perhaps with an id of its own, and who writes what names which files it has.
 _VERSION = re.compile(r"([0-9]{1,18})(_[0-9A-Za-z-]+)?\.(zip|delta|snapshot|changelog)")
 _METADATA = re.compile(r"state/[0-9]+/_metadata/v[0-9]+/([0-9]{1,18})")
-_log = logging.getLogger(__name__)
 #: The end of time, 2262-01-01: pandas has no later years.
 END_MS = 9_214_646_400_000
 _LOG_BYTES_MAX = 256 << 20
@@ -143,7 +139,7 @@ def _copy_objects(
             data = query.source_log(*below.split("/", 1)) if folder == "sources" else source.get(key, _FILE_BYTES_MAX)
         except NotFoundError:
             return key
-        target.put(key, seeding.moved(key, data, target.url))
+        target.put(key, moved(key, data, target.url))
         return None
 
     copied = (gone for group in _side_by_side(keys, sizes) for gone in io_executor().map(copy, group))
@@ -316,10 +312,9 @@ def copy(
     ):
         query = QueryLocation(location)
         query_id = query.query_id()
-        batch = query.batch(batch_id)
 
-        def cloned() -> str:
-            steps = tasks.steps(location, str(original), batch)
+        def cloned(batch: LoggedBatch) -> str:
+            steps = stored_steps(location, batch)
             with new_query(tasks.settings, tasks.options, checkpoint_location, to_state_dir) as new:
                 _copy_operators(tasks, new, storage, steps, query_id, batch.batch_id)
                 new.require()  # copying may have taken long
@@ -327,27 +322,14 @@ def copy(
                 new.finish()
                 return new.query_id
 
-        try:
-            return cloned()
-        except HoldfastError as exc:
-            # An attempt that has lost the location would reclaim it.
-            if isinstance(exc, ConflictError) or batch_id is not None or batch.batch_id in query.committed():
-                raise
-            _log.warning("the query has moved past micro-batch %d; copying a later one: %s", batch.batch_id, exc)
-            batch = query.batch()
-            return cloned()
+        return of_batch(query, batch_id, cloned)
 
 
 def _copy_operators(
     tasks: Tasks, new: NewQuery, storage: ObjectStorage, steps: list[StatefulStep], query_id: str, batch_id: int
 ) -> None:
     """Copy the parts of operators' directories that the pointers need."""
-    rows = {directory: of for step in steps for directory, of in step.pointers.items()}
-    if "" in rows:
-        raise InvalidArgumentError(
-            "the query runs without spark.holdfast.state.dir, so its state is not durable and cannot be copied",
-            query=query_id,
-        )
+    rows = {directory: of for step in steps for held in step.pointers.values() for directory, of in held.items()}
     records = {directory: read_operator(storage, directory) for directory in sorted(rows)}
     for directory, record in records.items():
         require_state_of(rows[directory], record, storage.url)
@@ -397,16 +379,12 @@ def rescale(
 
     Parameters
     ----------
-    spark : SparkSession
-        Its ``spark.holdfast.state.dir`` must be the original query's.
-    original : str or pathlib.Path
-        The original's ``checkpointLocation``. It may keep running and is not changed, unless its sinks are continued.
-    checkpoint_location : str or pathlib.Path
-        The new query's ``checkpointLocation``: new, or left by an attempt that was stopped.
+    spark, original, checkpoint_location
+        As in `clone`, for the new query. The original is not changed, unless its sinks are continued.
     shards : int
         Shards per operator.
     partitions, rename, continue_sinks
-        As in `holdfast.savepoints.restore`.
+        As in `restore`.
     to_state_dir : str or pathlib.Path, optional
         The new query's ``spark.holdfast.state.dir``; by default the original's.
 
@@ -417,15 +395,8 @@ def rescale(
 
     Raises
     ------
-    ConflictError
-        The location is not empty, or another attempt writes the same state. Or the original goes on, so that its sinks
-        show more than the new query begins with.
-    InvalidArgumentError
-        The original is not a query, has operators whose state is Spark's own, or an argument is wrong.
-    NotFoundError
-        The original has not committed a micro-batch, or has no operator to rename.
-    StateLostError, CorruptionError
-        An object of the state is missing or damaged.
+    HoldfastError
+        As in `create` and `restore`, of which it is made.
 
     Notes
     -----
@@ -443,9 +414,11 @@ def rescale_with(
     changes: Changes,
     to_state_dir: str | Path | None = None,
 ) -> str:
-    """Rescale as `rescale` does; if only Spark can, do nothing and raise `NotKnownError`."""
+    """Rescale as `rescale` does; if only Spark can, do nothing and raise `NeedsSparkError`."""
     with open_storage(str(original), tasks.options) as location:
-        tasks.require_known(location)
+        batch, operators = QueryLocation(location).batch(), StateOperators(location)
+        hosts = {one.host for one in operators.at(batch.batch_id) if operators.hold_pointers(one)}
+        tasks.state_maker(batch.conf, hosts)
     with new_query(tasks.settings, tasks.options, checkpoint_location, to_state_dir) as new:
         save(tasks, original, new.rescaling_url, new.query_id)
         new.require()  # saving may have taken long
@@ -471,7 +444,8 @@ def drain(
     """Stop a query for good: fire all timers, close all windows, and save the result.
 
     One more micro-batch, without input, runs with the year 2262 as watermark. It goes where the query's results go, and
-    holdfast's sinks show it once.
+    holdfast's sinks show it once. In the savepoint nothing is due, and the watermark is the one that the query had: a
+    restored query takes new input.
 
     Parameters
     ----------
@@ -482,11 +456,6 @@ def drain(
         The query's writer, or one made in the same way. Its location and trigger are replaced.
     checkpoint_location, target, name, without, comment, timeout_s
         As in `stop`.
-
-    Returns
-    -------
-    Savepoint
-        Without anything due, and with the watermark that the query had: a restored query takes new input.
 
     Raises
     ------
@@ -501,15 +470,13 @@ def drain(
     again, or what was drained is done a second time (holdfast's sinks refuse). The last micro-batch runs in a copy of
     it, ``<checkpoint_location>-draining``, which is deleted at the end.
     """
-    require_names(without, comment)
-    require_query(query)
     if not hasattr(writer, "trigger"):  # said before the query stops
         raise InvalidArgumentError(
             "drain takes a writer that is not started yet: out.writeStream.outputMode(…).foreachBatch(…)",
             writer=type(writer).__name__,
         )
     tasks, place = SparkTasks(spark), beside(str(checkpoint_location), "-draining")
-    end(tasks, query, checkpoint_location, target, name, without, timeout_s)
+    end(tasks, query, checkpoint_location, target, name, without, comment, timeout_s)
     with open_storage(str(checkpoint_location), tasks.options) as logs, open_storage(place, tasks.options) as copied:
         _copy_planned(logs, copied)
         copy = QueryLocation(copied)

@@ -56,16 +56,9 @@ def metrics(query: StreamingQuery) -> DataFrame:
 
     Notes
     -----
-    Sources: the query's progress, if the query was defined with ``spark.holdfast.metrics.inProgress``. It has all
-    metrics, of all executors, of the micro-batches that Spark keeps:
-    ``spark.sql.streaming.numRecentProgressUpdates``, 100 by default.
-
-    For micro-batches without metrics in the progress, the state servers that run on this machine as this user, under
-    the session's ``spark.holdfast.local.dir``: the last 128 of each executor, runs before a restart included. An
-    executor's first micro-batch is missing, as its server starts then. They know nothing of executors on other machines
-    or that have ended, nor a clone by its own id, and of a running micro-batch they count the shards that are done.
-    What only the progress has is null: ``calls``, ``call_seconds_max``, ``rows_max``, ``rows_max_shard``,
-    ``snapshot_lag_seconds_max``, ``snapshot_bytes``, ``snapshot_failures`` and ``servers_unanswered``.
+    Sources: the query's progress, if the query was defined with ``spark.holdfast.metrics.inProgress``, of the
+    micro-batches that Spark keeps (``spark.sql.streaming.numRecentProgressUpdates``). Of others the state servers that
+    run on this machine: docs/metrics.md says what they know, and what only the progress has.
 
     Cost: one request to the query, and one to each state server, which answers within two seconds or is left out. The
     returned metrics no longer change.

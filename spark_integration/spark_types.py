@@ -42,11 +42,6 @@ _ONLY_SENT: dict[str, pa.DataType] = {
     "TimeType": pa.time64("ns"),
     "VariantType": pa.struct([pa.field("value", pa.binary(), False), pa.field("metadata", pa.binary(), False)]),
 }
-_HINTS = {
-    "map": "group by a column of another type, such as its JSON text (to_json)",
-    "collated": "group by lower(column), or by the column collated as UTF8_BINARY",
-    "type": "cast it to a type that Arrow carries, such as string or bigint",
-}
 
 
 class Watermark(NamedTuple):
@@ -138,7 +133,9 @@ def _arrow_type(t: T.DataType, column: str, what: str, only_sent: Mapping[str, p
         return only_sent[type(t).__name__]
     if type(t) not in _ARROW_TYPES:
         raise InvalidArgumentError(
-            f"column {column!r} of {what} has a type that cannot be used: {_HINTS['type']}", type=t.simpleString()
+            f"column {column!r} of {what} has a type that cannot be used: cast it to a type that Arrow carries, such "
+            "as string or bigint",
+            type=t.simpleString(),
         )
     return _ARROW_TYPES[type(t)]
 
@@ -183,10 +180,13 @@ def require_key_types(fields: list[T.StructField]) -> None:
 
 def _require_key(data_type: T.DataType, column: str) -> None:
     if isinstance(data_type, T.MapType):
-        raise InvalidArgumentError(f"cannot group by map column {column!r}: {_HINTS['map']}")
+        raise InvalidArgumentError(
+            f"cannot group by map column {column!r}: group by a column of another type, such as its JSON text (to_json)"
+        )
     if isinstance(data_type, T.StringType) and getattr(data_type, "collation", "UTF8_BINARY") != "UTF8_BINARY":
         raise InvalidArgumentError(
-            f"cannot group by collated column {column!r}: equal keys would have different bytes; {_HINTS['collated']}",
+            f"cannot group by collated column {column!r}: equal keys would have different bytes; group by "
+            "lower(column), or by the column collated as UTF8_BINARY",
             collation=data_type.collation,
         )
     if isinstance(data_type, T.ArrayType):

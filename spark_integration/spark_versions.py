@@ -227,8 +227,8 @@ def pandas_to_arrow(
     schema: StructType,
     timezone: str,
     *,
-    safecheck: bool,
-    int_to_decimal_coercion_enabled: bool,
+    safecheck: bool = True,
+    int_to_decimal_coercion_enabled: bool = False,
 ) -> pa.RecordBatch:
     """Convert a function's output, its columns in the order of `schema`, as Spark's worker does."""
     if _SPARK >= (4, 2):
@@ -270,7 +270,6 @@ def arrow_to_rows(table: pa.Table, schema: StructType) -> list[Row]:
 
 @lru_cache(maxsize=8)
 def _serializer(timezone: str, safecheck: bool, int_to_decimal_coercion_enabled: bool) -> Any:
-    """Return the serializer with which Spark 4.0 and 4.1 convert."""
     from pyspark.sql.pandas import serializers
 
     further = {"int_to_decimal_coercion_enabled": int_to_decimal_coercion_enabled} if _SPARK >= (4, 1) else {}

@@ -174,23 +174,13 @@ class StatefulStream(JoinableStream):
 
         Parameters
         ----------
-        subset : list of str, optional
-            The columns that tell rows apart; by default all.
-        name : str
-            Name of the operator, which identifies its state for good. Unique in a query.
-
-        Returns
-        -------
-        pyspark.sql.DataFrame
-            The input's columns. Start the query in append mode.
+        subset, name
+            As in `dropDuplicates`, which also says what is returned and raised.
 
         Raises
         ------
-        AnalysisException, PySparkTypeError
-            As Spark's own method raises them: no such column, or anything but a list of names.
         InvalidArgumentError
-            No stream with a watermark, a column of a type that cannot be grouped by, or a wrong name or setting;
-            nothing has run.
+            No stream with a watermark.
         """
         return deduplicated_within_watermark(self.df, subset, name)
 
@@ -391,24 +381,13 @@ class GroupedStream:
         by : str or list of str
             Columns whose largest values the newest row has, as ``DataFrame.sort`` orders them. Of equal rows the one
             that came first stays.
-        ttl : str, optional
-            How long a key is remembered after its row, as in `top`.
-        outputMode : {"append", "update"}
-            The query must be started in the same mode.
-        name : str
-            Name of the operator, which identifies its state for good. Unique in a query.
+        ttl, outputMode, name
+            As in `top`, which also says what is raised.
 
         Returns
         -------
         pyspark.sql.DataFrame
             A row for each key whose newest row changed: the key columns, then the other columns of the input.
-
-        Raises
-        ------
-        AnalysisException
-            No such column.
-        InvalidArgumentError
-            A column that cannot be kept or sorted by, or a wrong argument or setting; nothing has run.
 
         Examples
         --------

@@ -152,7 +152,7 @@ PLACES = {
         "spark_integration/client/connection.py",
         "spark_integration/server/state_server.py",
     ),
-    "py4j": ("spark_integration/plan/upstream.py", "spark_integration/spark_state/running_query.py"),
+    "py4j": ("spark_integration/plan/definition.py", "spark_integration/spark_state/running_query.py"),
     "pyspark": (
         *("spark_integration/*", "benches/*", "examples/*"),
         *("holdfast/cli*.py", "holdfast/commands/export.py", "holdfast/commands/own_spark.py", "holdfast/testing/*"),

@@ -63,7 +63,7 @@ class Nexmark(StreamingJob):
         return QUERIES[self.query]
 
     def settings(self) -> dict[str, str]:
-        # Spark's own aggregation stands behind the processor of query 4.
+        # In query 4, Spark's own aggregation follows the processor.
         return super().settings() | {"spark.sql.streaming.unsupportedOperationCheck": "false"}
 
     def source(self, spark: SparkSession) -> DataFrame:

@@ -53,7 +53,7 @@ class Query:
 
 @dataclass(frozen=True)
 class ByKey:
-    """A processor, which runs in update mode, and what stands around it."""
+    """A processor, which runs in update mode, and the steps around it."""
 
     rows: Way
     keys: tuple[str, ...]

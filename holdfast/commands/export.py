@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Literal, cast
 
 import click
@@ -26,100 +25,65 @@ from click.core import ParameterSource
 
 import holdfast
 from holdfast import savepoints
-from holdfast.backends.run import Run, TableSchema
 from holdfast.commands.own_spark import CONF, started_spark
 from holdfast.commands.progress import things_shown
 from holdfast.commands.target import batch_option, both_places, on_storage, savepoint_place, state_dir_option
 from holdfast.distribution import needs_extra
 from holdfast.errors import ConflictError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.settings import PREFIX
-from holdfast.snapshotter.savepoints.savepoints import find_savepoint, read_piece, read_savepoint, savepoint_folder
+from holdfast.snapshotter.savepoints.savepoints import find_savepoint
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
-from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.lookup.places import (
     find_places,
     find_state_dir,
     query_at,
     require_no_state_directory,
 )
-from holdfast.spark_integration.lookup.stored_query import open_query
-from holdfast.spark_integration.processor.state.variable_tables import find_shown
-from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.state_source.reading import holdfast_error_in
-from holdfast.spark_integration.state_source.source import ShownTable
+from holdfast.spark_integration.state_source.source import ReadableTable, ReadOptions, ShownTable, find_table
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
     from pyspark.sql import DataFrame, SparkSession
 
 Kind = Literal["parquet", "csv"]
-#: A table's schema, and its rows by shard.
-ShardRows = tuple[TableSchema, Iterator[tuple[int, Run]]]
-# Types that text cannot hold, by their names in Spark's JSON.
-_NOT_IN_CSV = {"array", "map", "struct", "binary"}
 
 
 def write_files(
-    rows: ShardRows,
-    columns: Sequence[str],
+    batches: Iterable[pa.RecordBatch],
+    schema: pa.Schema,
     target: ObjectStorage,
     kind: Kind,
     on_rows: Callable[[int], object] = lambda _rows: None,
-) -> int:
-    """Write rows, of all or some columns, into a new directory; return how many there were."""
-    schema, runs = rows
-    shown = ShownTable.of(schema, columns)
-    encode = _WRITERS[kind]
-    made = arrow_schema(shown.struct, "the state")
-    if kind == "csv":
-        _require_csv(made)
+) -> None:
+    """Write rows into a new directory."""
     if target.list(""):
         raise ConflictError("the directory is not empty: name a new one", to=target.url)
     written: list[str] = []
-    count = 0
 
     def put(batch: pa.RecordBatch) -> None:
         key = f"part-{len(written):05d}.{kind}"
         written.append(key)
-        target.put(key, encode(pa.Table.from_batches([batch], schema=made)))
+        target.put(key, _encoded(pa.Table.from_batches([batch], schema=schema), kind))
+        on_rows(batch.num_rows)
 
     try:
-        for shard, run in runs:
-            for batch in shown.batches(run, shard):
-                put(batch)
-                count += batch.num_rows
-                on_rows(batch.num_rows)
+        for batch in batches:
+            put(batch)
         if not written:  # an empty file still has the columns
-            put(pa.RecordBatch.from_pylist([], schema=made))
+            put(pa.RecordBatch.from_pylist([], schema=schema))
     except BaseException:
         target.delete(written)
         raise
-    return count
 
 
-def _require_csv(schema: pa.Schema) -> None:
-    _require_no(field.name for field in schema if pa.types.is_nested(field.type) or pa.types.is_binary(field.type))
-
-
-def _require_no(nested: Iterable[str]) -> None:
-    """Raise InvalidArgumentError if there are columns that CSV cannot hold."""
-    if names := ", ".join(nested):
-        raise InvalidArgumentError(
-            "CSV cannot hold these columns: choose others with --columns, or use --format parquet",
-            columns=names,
-        )
-
-
-def _as_parquet(rows: pa.Table) -> pa.Buffer:
-    out = pa.BufferOutputStream()
-    pa.parquet.write_table(rows, out)
-    return out.getvalue()
-
-
-def _as_csv(rows: pa.Table) -> bytes:
+def _encoded(rows: pa.Table, kind: Kind) -> bytes:
     out = io.BytesIO()
+    if kind == "parquet":
+        pa.parquet.write_table(rows, out)
+        return out.getvalue()
     try:
         pa.csv.write_csv(rows, out)
     except pa.ArrowException as exc:
@@ -127,9 +91,6 @@ def _as_csv(rows: pa.Table) -> bytes:
             f"CSV cannot hold these values: choose other columns with --columns, or use --format parquet: {exc}"
         ) from exc
     return out.getvalue()
-
-
-_WRITERS: Mapping[str, Callable[[pa.Table], pa.Buffer | bytes]] = {"parquet": _as_parquet, "csv": _as_csv}
 
 
 @click.command()
@@ -167,73 +128,49 @@ def export(
     places = places_of_query(context, options)
     if places is None and batch_id is not None:
         raise InvalidArgumentError("--batch needs a query: a savepoint holds one micro-batch", location=location)
-    location, state_dir = places or (location, None)
-    names = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
-    what = _Exported(location, state_dir, operator, table, names, batch_id, options)
+    path, state_dir = places or ("/".join(savepoint_place(location)), None)
+    names = tuple(name.strip() for name in (columns or "").split(",") if name.strip())
+    what = ReadOptions(path, operator, table, names, state_dir=state_dir, batch_id=batch_id, storage=options)
+    found, shown = _found(what, kind)
     if kind == "delta" or conf:
-        what.require(target, kind)
+        if kind == "delta":
+            with needs_extra("delta"):
+                from holdfast.spark_integration.sinks.delta.exporting import require_new_table
+            require_new_table(target, options, shown.arrow)
         with started_spark(state_dir, options, conf) as spark, errors_of_spark():
-            write(what.frame(spark), target, kind)
+            write(_frame(spark, what), target, kind)
     else:
-        what.write(target, cast("Kind", kind))
+        batches = (
+            batch for part in found.parts() for run, _ in found.rows(part) for batch in shown.batches(run, part.shard)
+        )
+        with open_storage(target, parse_storage_options(options)) as to, things_shown("rows", None) as on_rows:
+            write_files(batches, shown.arrow, to, cast("Kind", kind), on_rows)
     click.echo(json.dumps({"to": target, "format": kind}) if as_json else f"written to {target}")
 
 
-@dataclass(frozen=True)
-class _Exported:
-    """The exported table: a query's if a state directory is known, else a savepoint's."""
+def _found(what: ReadOptions, kind: str) -> tuple[ReadableTable, ShownTable]:
+    """Return a table with the columns to write. Raises `InvalidArgumentError`, `NotFoundError`."""
+    try:
+        table = find_table(what)
+    except NotFoundError:
+        if what.state_dir is None:
+            with open_storage(what.path, parse_storage_options(what.storage)) as location:
+                require_no_state_directory(location)
+        raise
+    shown = ShownTable.of(table.schema, what.columns)
+    nested = (f.name for f in shown.arrow if pa.types.is_nested(f.type) or pa.types.is_binary(f.type))
+    if kind == "csv" and (names := ", ".join(nested)):
+        raise InvalidArgumentError(
+            "CSV cannot hold these columns: choose others with --columns, or use --format parquet", columns=names
+        )
+    return table, shown
 
-    location: str
-    state_dir: str | None
-    operator: str | None
-    table: str
-    columns: list[str] | None
-    batch_id: int | None
-    options: Mapping[str, str]  #: Of the storage
 
-    def frame(self, spark: SparkSession) -> DataFrame:
-        """Return it as a DataFrame."""
-        if self.state_dir is None or self.operator is None:
-            return savepoints.load(
-                spark, *savepoint_place(self.location), self.operator, self.table, columns=self.columns
-            )
-        where = spark, self.location, self.operator
-        return holdfast.state(*where, table=self.table, columns=self.columns, batchId=self.batch_id)
-
-    def write(self, target: str, kind: Kind) -> None:
-        with ExitStack() as stack:
-            to = stack.enter_context(open_storage(target, parse_storage_options(self.options)))
-            rows = self._rows(stack)
-            on_rows = stack.enter_context(things_shown("rows", None))
-            write_files(rows, self.columns or (), to, kind, on_rows)
-
-    def require(self, target: str, kind: str) -> None:
-        """Fail before Spark starts on a missing table, column or package, or an existing target."""
-        with ExitStack() as stack:
-            schema, _ = self._rows(stack)
-        made = arrow_schema(ShownTable.of(schema, self.columns or ()).struct, "the state")
-        if kind == "csv":
-            _require_csv(made)
-        elif kind == "delta":
-            with needs_extra("delta"):
-                from holdfast.spark_integration.sinks.delta.exporting import require_new_table
-            require_new_table(target, self.options, made)
-
-    def _rows(self, stack: ExitStack) -> ShardRows:
-        """Return its rows, read on demand."""
-        if self.state_dir is not None and self.operator is not None:
-            query = stack.enter_context(open_query(self.location, self.state_dir, self.options))
-            return query.rows(self.operator, self.table, batch_id=self.batch_id)
-        directory, name = savepoint_place(self.location)
-        target = stack.enter_context(open_storage(directory, parse_storage_options(self.options)))
-        try:
-            saved = read_savepoint(target, name).find_operator(self.operator)
-            schema = saved.tables[find_shown(saved.tables, self.table)]
-        except NotFoundError:
-            require_no_state_directory(PrefixedStorage(target, name))
-            raise
-        folder, pieces = savepoint_folder(target, name), saved.of_table(schema.name)
-        return schema, ((piece.shard, read_piece(folder, saved.name, piece, schema)) for piece in pieces)
+def _frame(spark: SparkSession, what: ReadOptions) -> DataFrame:
+    columns = list(what.columns) or None
+    if what.state_dir is None or what.operator is None:
+        return savepoints.load(spark, *savepoint_place(what.path), what.operator, what.table, columns=columns)
+    return holdfast.state(spark, what.path, what.operator, table=what.table, columns=columns, batchId=what.batch_id)
 
 
 def places_of_query(context: click.Context, options: Mapping[str, str]) -> tuple[str, str] | None:
@@ -262,14 +199,12 @@ def _is_savepoint(location: str, options: Mapping[str, object]) -> bool:
 
 
 def write(frame: DataFrame, target: str, kind: str) -> None:
-    """Write a DataFrame into a new directory. Raises `InvalidArgumentError`, `SchemaMismatchError`, `ConflictError`."""
+    """Write a DataFrame into a new directory. Raises `SchemaMismatchError`, `ConflictError`."""
     if kind == "delta":
         with needs_extra("delta"):
             from holdfast.spark_integration.sinks.delta.exporting import export_table
         export_table(frame, target)
         return
-    if kind == "csv":
-        _require_no(field.name for field in frame.schema if field.dataType.typeName() in _NOT_IN_CSV)
     writer = frame.write.mode("errorifexists")
     writer.option("header", "true").csv(target) if kind == "csv" else writer.parquet(target)
 

@@ -153,7 +153,6 @@ def _logs(
 def _signs(
     target: Target, found: Sequence[tuple[OperatorListing, OperatorRecord | HoldfastError]]
 ) -> dict[str, list[OperatorSigns]]:
-    """Return the signs in operators' directories, by query."""
     by_query: dict[str, list[OperatorSigns]] = {}
     of_operators = target.executor.map(lambda one: OperatorSigns.of(target.storage, *one), found)
     for (_, record), signs in zip(found, of_operators, strict=True):
@@ -251,14 +250,11 @@ def _show(
     console.print(shown)
     longest = max(listing.shards.values(), key=lambda shard: shard.commits_since_snapshot, default=None)
     if longest is not None:
-        console.print(f"at most {_behind(longest)}: {plain(longest.prefix)}")
+        commits = counted(longest.commits_since_snapshot, "commit")
+        since = "since a shard's newest snapshot" if longest.newest_snapshot else "and no snapshot yet"
+        console.print(f"at most {commits} {since}: {plain(longest.prefix)}")
     for trouble in document["troubles"]:
         console.print(f"[red]{plain(Failure(**trouble).sentence(clock.now_ms()))}[/]", soft_wrap=True)
-
-
-def _behind(shard: ShardListing) -> str:
-    commits = counted(shard.commits_since_snapshot, "commit")
-    return f"{commits} since a shard's newest snapshot" if shard.newest_snapshot else f"{commits} and no snapshot yet"
 
 
 def _show_health(target: Target, health: Health) -> None:

@@ -34,15 +34,15 @@ _Made = TypeVar("_Made")
 def by_this_process(
     state_dir: str, options: dict[str, str], conf: tuple[str, ...], work: Callable[[Tasks], _Made]
 ) -> _Made:
-    """Do some work in this process; in Spark if `conf` is set or only Spark knows the state's form."""
+    """Do some work in this process; in Spark if `conf` is set or only Spark makes such state."""
     from holdfast.spark_integration.savepoints.tasks import OwnProcess, SparkTasks
-    from holdfast.spark_integration.spark_state.pointers import NotKnownError
+    from holdfast.spark_integration.spark_state.pointers import NeedsSparkError
 
     if not conf:
         try:
             with side_by_side() as executor, things_shown("shards", None) as on_shard:
                 return work(OwnProcess.of(state_dir, options, executor, os.cpu_count() or 1, on_shard))
-        except NotKnownError as exc:
+        except NeedsSparkError as exc:
             click.echo(f"starting Spark, which this query's state needs: {exc}", err=True)
     with started_spark(state_dir, options, conf) as spark:
         return work(SparkTasks(spark))

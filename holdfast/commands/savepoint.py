@@ -42,6 +42,7 @@ from holdfast.spark_integration.savepoints.from_spark import require_sparks_own
 from holdfast.spark_integration.savepoints.new_query import require_new_location, shards_to_set
 from holdfast.spark_integration.savepoints.restoring import Restorable, restore_with
 from holdfast.spark_integration.shard.timeout import TimeoutConf
+from holdfast.spark_integration.spark_state.query_location import QueryLocation
 
 _saves = with_options(
     on_storage,
@@ -136,7 +137,7 @@ def from_spark(
     require_query(checkpoint_location, parse_storage_options(options))
     with open_storage(checkpoint_location, parse_storage_options(options)) as storage:
         _require_free(target, name, options)
-        require_sparks_own(storage, batch_id)
+        require_sparks_own(storage, QueryLocation(storage).batch(batch_id).batch_id)
     with started_spark(None, options, conf) as spark:
         made = savepoints.from_spark(
             spark,

@@ -8,9 +8,8 @@ this project's tests.
 
 import pytest
 
-pytest.register_assert_rewrite(f"{__name__}.backend_contract", f"{__name__}.backend_rows_contract")
-pytest.register_assert_rewrite(f"{__name__}.state_rows", f"{__name__}.storage_contract")
-pytest.register_assert_rewrite(f"{__name__}.sink_contract", f"{__name__}.sink_scenario")
+_CONTRACTS = "backend_contract backend_rows_contract state_rows storage_contract sink_contract sink_scenario"
+pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in _CONTRACTS.split()))
 
 from holdfast.testing.backend_contract import BackendContract  # noqa: E402  after the lines that must stand first
 from holdfast.testing.backend_rows_contract import MakeBackend  # noqa: E402

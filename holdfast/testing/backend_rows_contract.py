@@ -274,25 +274,6 @@ class BackendRowsContract:
             assert notes(new, 1, [(1,), (3,), (4,)], [9, 5, 5]) == set()
             assert notes(new, 1, [], []) == set()
 
-    def test_ranges_of_a_scan(self, backend: Backend) -> None:
-        """Two halves of the hashes hold all rows once: deletes, overwrites and other versions do not show."""
-        everyone = [(f"user {i}", i) for i in range(1000)]
-        backend.apply(None, P1, counts(*everyone), {})
-        change: list[tuple[Row, Row | None]] = [
-            (("user 1",), None),
-            (("user 2",), (9,)),
-            (("new",), (1,)),
-            (("no",), None),
-        ]
-        backend.apply(P1, P2, {"counts": run_of(COUNTS, change)}, {})
-        with backend.view(P1) as old, backend.view(P2) as new:
-            half = 1 << 63
-            for view in (old, new):
-                lower, upper = contents(view, "counts", 0, half), contents(view, "counts", half + 1)
-                assert lower | upper == contents(view, "counts")
-                assert len(lower) + len(upper) == 1000
-            assert contents(new, "members") == {}
-
     def test_tables_without_values_and_lookups_of_nothing(self, backend: Backend) -> None:
         """A table that was never written is empty; a look-up of no keys is answered."""
         backend.apply(None, P1, counts(("ann", 1)), {})

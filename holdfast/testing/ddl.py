@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from pyspark.sql import types as T  # noqa: N812
 
@@ -11,19 +10,8 @@ from holdfast.errors import InvalidArgumentError
 
 _TOKEN = re.compile(r"\s*(`[^`]+`|\w+|[<>(),:])")
 _KINDS: tuple[type[T.DataType], ...] = (
-    *(
-        T.BinaryType,
-        T.BooleanType,
-        T.ByteType,
-        T.DateType,
-        T.DoubleType,
-        T.FloatType,
-        T.IntegerType,
-        T.LongType,
-        T.ShortType,
-        T.StringType,
-    ),
-    *(T.TimestampType, T.TimestampNTZType),
+    *(T.BinaryType, T.BooleanType, T.ByteType, T.DateType, T.DoubleType, T.FloatType, T.IntegerType, T.LongType),
+    *(T.ShortType, T.StringType, T.TimestampType, T.TimestampNTZType),
 )
 #: By each of a type's names: ``long`` and ``bigint`` are one.
 _TYPES = {name: kind() for kind in _KINDS for name in (kind.typeName(), kind().simpleString())} | {
@@ -47,7 +35,9 @@ class _Parser:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._tokens = [*_tokens(text), ""]
+        self._tokens = [*_TOKEN.findall(text), ""]
+        if unknown := _TOKEN.sub("", text).strip():
+            raise self._error(f"{unknown[0]!r} stands in it")
 
     def fields(self) -> T.StructType:
         fields = [self._field()]
@@ -108,13 +98,3 @@ class _Parser:
 
     def _error(self, problem: str) -> InvalidArgumentError:
         return InvalidArgumentError(f"the schema cannot be parsed, pass it as a StructType: {problem}", ddl=self._text)
-
-
-def _tokens(text: str) -> Iterator[str]:
-    place, text = 0, text.rstrip()
-    while place < len(text):
-        found = _TOKEN.match(text, place)
-        if found is None:
-            raise InvalidArgumentError("the schema cannot be parsed, pass it as a StructType", ddl=text)
-        yield found[1]
-        place = found.end()

@@ -22,7 +22,6 @@ class EmbeddedShard:
     def __init__(self, operator: str, function: ShardFunction, key_types: pa.Schema) -> None:
         self._operator = operator
         self.tables = function.tables()
-        self._key_types = key_types
         self._keys = TableSchema.of("grouping keys", key_types, pa.schema([]))
         self._runs: dict[str, Run] = {}
         self._version = 0
@@ -68,10 +67,6 @@ class EmbeddedShard:
     def times(self, processing_ms: int, watermark_ms: int | None) -> BatchTimes:
         """Return the times of a micro-batch that runs now."""
         return BatchTimes(processing_ms, watermark_ms, self.earliest_timer_ms, self._previous_ms)
-
-    def no_keys(self) -> pa.Table:
-        """Return the keys of a micro-batch without rows."""
-        return self._key_types.empty_table()
 
     def keys_of(self, shown: pa.Table) -> Keys:
         """Return keys for look-ups."""

@@ -143,13 +143,8 @@ class PandasWithStateTester:
 
     def testInPandas(self, input: pd.DataFrame) -> pd.DataFrame:  # noqa: A002
         """Run one micro-batch as `test` does, from and to pandas frames."""
-        rows = spark_versions.pandas_to_arrow(
-            [input[name] for name in self._input.names],
-            self._input,
-            self._timezone,
-            safecheck=True,
-            int_to_decimal_coercion_enabled=False,
-        )
+        columns = [input[name] for name in self._input.names]
+        rows = spark_versions.pandas_to_arrow(columns, self._input, self._timezone)
         return self._step.frame_format.to_frame(self._run(pa.Table.from_batches([rows])))
 
     def setProcessingTime(self, currentTimeMs: int) -> list[Row]:

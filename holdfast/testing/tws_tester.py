@@ -299,10 +299,7 @@ class TwsTester:
         if self._input is None:
             return self._called(key, [frame] if len(frame) else [], None)
         columns = [frame[name] for name in self._input.names]
-        timezone = self._by_frame.frame_format.timezone
-        rows = spark_versions.pandas_to_arrow(
-            columns, self._input, timezone, safecheck=True, int_to_decimal_coercion_enabled=False
-        )
+        rows = spark_versions.pandas_to_arrow(columns, self._input, self._by_frame.frame_format.timezone)
         return self._called(key, [], pa.Table.from_batches([rows]))
 
     def _called(self, key: Any, pieces: list[Any], typed: pa.Table | None) -> Any:
@@ -399,10 +396,10 @@ class TwsTester:
         if now_ms <= self._now_ms:
             raise IllegalArgumentException(f"{what} moves forward only: it is {self._now_ms} ms, given {now_ms} ms")
         before_ms, self._now_ms = self._now_ms, now_ms
-        if self._shard is None:  # no key was ever called
+        if self._shard is None or self._columns is None:  # no key was ever called
             return self._returned([])
         try:
-            return self._returned(self._run(self._shard.no_keys(), _numbers(0), []))
+            return self._returned(self._run(self._columns.types.empty_table(), _numbers(0), []))
         except BaseException:
             self._now_ms = before_ms
             raise
@@ -441,7 +438,6 @@ class TwsTester:
         pieces: list[Any] | None,
         function_of: Callable[[TransformWithState], ShardFunction] = lambda step: step,
     ) -> list[Any]:
-        """Run one micro-batch; return the rows or frames of its output."""
         assert self._shard is not None
         kept = None
         if self._output is None:

@@ -99,8 +99,8 @@ class NamedQuery:
         self.progress = Inquiry(partial(self._read, _progress), surveys, location)
         self._stored, self._surveys = stored, surveys
         self._lock = threading.Lock()
-        self._readers = 0
         self._is_left = False
+        self._users = 1  #: Its readers, and, until it is left, its location
 
     @contextmanager
     def reading(self) -> Iterator[StoredQuery]:
@@ -110,29 +110,25 @@ class NamedQuery:
                 raise NotFoundError(
                     "this checkpoint location was deleted, or another query has begun there", location=self.location
                 )
-            self._readers += 1
+            self._users += 1
         try:
             yield self._stored
         finally:
-            with self._lock:
-                self._readers -= 1
-                is_last = self._is_unread()
-            if is_last:
-                self._close()
+            self._release()
 
     def leave(self) -> None:
         """Close the query once its last reader has left."""
         with self._lock:
-            is_last = not self._is_left and not self._readers
-            self._is_left = True
+            was_left, self._is_left = self._is_left, True
+        if not was_left:
+            self._release()
+
+    def _release(self) -> None:
+        with self._lock:
+            self._users -= 1
+            is_last = not self._users
         if is_last:
-            self._close()
-
-    def _is_unread(self) -> bool:
-        return self._is_left and not self._readers
-
-    def _close(self) -> None:
-        self._surveys.submit(self._stored.close)  # which waits for requests that others have given up
+            self._surveys.submit(self._stored.close)  # which waits for requests that others have given up
 
     def _pointers(self, stored: StoredQuery) -> Pointers:
         """Read only new pointers: they are in many small files, and never change."""
@@ -454,7 +450,6 @@ def _noted_locations(
 
 
 def _surveyed(directories: Sequence[Directory]) -> list[Survey]:
-    """Return the content of directories, listed in parallel."""
     for one in directories:
         one.surveyor.begin()
     return [one.surveyor.latest(_UNLIMITED).found for one in directories]

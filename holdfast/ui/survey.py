@@ -234,7 +234,6 @@ def survey(storage: ObjectStorage, sizes: StateSizes, executor: Executor) -> Sur
 
 
 def _records(storage: ObjectStorage, listing: OperatorListing) -> tuple[OperatorRecord | HoldfastError, OperatorSigns]:
-    """Return an operator's record, or its error, and the signs of its query."""
     record = record_of(storage, listing.name)
     return record, OperatorSigns.of(storage, listing, record)
 

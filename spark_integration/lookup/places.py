@@ -72,7 +72,11 @@ def find_places(
         by_query = _records_by_query(storage)
         if not by_query:
             return None
-        of_operator = {one: records for one, records in by_query.items() if _has_operator(records, operator)}
+        of_operator = {
+            query: records
+            for query, records in by_query.items()
+            if any(operator_of(record.operator) == operator for record in records)
+        }
         return _noted(storage, of_operator or by_query, options), storage.url
 
 
@@ -185,7 +189,6 @@ def _is_state_directory(
 
 
 def _is_same(one: str, other: str) -> bool:
-    """Tell whether two URLs name the same directory."""
     first, second = parse_url(one), parse_url(other)
     return first.store == second.store and _path_of(first) == _path_of(second)
 
@@ -212,19 +215,13 @@ def _state_dir_of(location: ObjectStorage, query_id: str, options: Mapping[str, 
 
 def _newest_of(location: ObjectStorage) -> PointerRow:
     with ThreadPoolExecutor(_THREADS) as executor:
-        return _newest(QueryPointers(location, executor))
-
-
-def _newest(pointers: QueryPointers) -> PointerRow:
-    try:
-        batch_id = pointers.batch(None).batch_id
-    except NotFoundError as exc:
-        raise NotFoundError(f"{exc.message}, so nothing tells its state directory: {_NAME_IT}", **exc.facts) from exc
-    try:
+        pointers = QueryPointers(location, executor)
+        try:
+            batch_id = pointers.batch(None).batch_id
+        except NotFoundError as exc:
+            message = f"{exc.message}, so nothing tells its state directory: {_NAME_IT}"
+            raise NotFoundError(message, **exc.facts) from exc
         rows = [row for held in pointers.held(batch_id) for row in held.rows]
-    except InvalidArgumentError as exc:
-        message = f"without Spark, this query's pointers do not tell its state directory: {_NAME_IT} ({exc.message})"
-        raise InvalidArgumentError(message, **exc.facts) from exc
     named = [row for row in rows if row.state_dir is not None]
     if not named:
         why = (
@@ -277,10 +274,6 @@ def _records_by_query(location: ObjectStorage) -> dict[str, list[OperatorRecord]
         if record is not None:
             by_query.setdefault(record.query_id, []).append(record)
     return by_query
-
-
-def _has_operator(records: list[OperatorRecord], name: str | None) -> bool:
-    return name is None or any(operator_of(record.operator) == name for record in records)
 
 
 def _described(storage: ObjectStorage, query_id: str, records: list[OperatorRecord]) -> str:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from holdfast import clock
 from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
-from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
+from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, find_operator, read_operator, shard_prefix
 from holdfast.snapshotter.ownership.stored_tables import StoredTables, stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
@@ -29,7 +29,6 @@ from holdfast.spark_integration.spark_state.pointers import (
     StateOperators,
     StateStores,
     read_pointers,
-    reading_state,
 )
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
 from holdfast.spark_integration.timers import TIMERS
@@ -38,6 +37,8 @@ _KEPT_READERS = 16
 _KNOWN_MS = 3_000
 #: A value for each column that the operator is grouped by: ``{"user": "ann"}``.
 Key = Mapping[str, Any]
+#: A shard's directory, and its pointer.
+ShardAt = tuple[str, PointerRow]
 _KEPT_BATCHES = 128
 
 
@@ -70,43 +71,47 @@ class ShardReaders:
         require_state_of(rows, record, self._storage.url)
         return record.shards
 
-    def find(self, directory: str, row: PointerRow, stored: StoredTables, table: TableSchema, prefixes: Keys) -> Run:
+    def find(self, shard: ShardAt, table: TableSchema, prefixes: Keys) -> Run:
         """Return the rows of some keys in a shard at its pointer; `table` is as they are shown."""
-        with self._reader(directory, row, stored) as reader:
-            return stored.shown(reader.find(_at(row), table.name, prefixes), table)
+        stored, at = self._held(shard, table)
+        if stored is None or at is None:
+            return no_rows(table)
+        with self._reader(shard, stored) as reader:
+            return stored.shown(reader.find(at, table.name, prefixes), table)
 
-    def first_rows(
-        self, directory: str, row: PointerRow, stored: StoredTables, table: TableSchema, first_hash: int, most: int
-    ) -> list[Run]:
+    def first_rows(self, shard: ShardAt, table: TableSchema, first_hash: int, most: int) -> list[Run]:
         """Return at least `most` rows from a hash on, ascending by hash; fewer if there are no more."""
-        with self._reader(directory, row, stored) as reader:
+        stored, at = self._held(shard, table)
+        if stored is None or at is None:
+            return []
+        with self._reader(shard, stored) as reader:
             try:
-                return _taken(reader.scan(_at(row), table.name, first_hash), stored, table, most)
+                return _taken(reader.scan(at, table.name, first_hash), stored, table, most)
             except CorruptionError:  # of the snapshot, perhaps: the second scan goes around it
-                return _taken(reader.scan(_at(row), table.name, first_hash), stored, table, most)
+                return _taken(reader.scan(at, table.name, first_hash), stored, table, most)
 
-    def all_rows(self, directory: str, row: PointerRow, stored: StoredTables, table: TableSchema) -> Run:
+    def all_rows(self, shard: ShardAt, table: TableSchema) -> Run:
         """Return all rows of a table in a shard at its pointer."""
-        runs = self.first_rows(directory, row, stored, table, 0, np.iinfo(np.int64).max)
+        runs = self.first_rows(shard, table, 0, np.iinfo(np.int64).max)
         return merge_runs(runs, drop_deletes=True) if runs else no_rows(table)
 
-    def written_between(
-        self, directory: str, one: PointerRow, other: PointerRow, stored: StoredTables, table: str
-    ) -> Keys | None:
-        """Return the keys written in a shard from one version to another; None if the latter does not build on it."""
-        assert one.pointer is not None
-        held = stored.held[table]
+    def written_between(self, before: PointerRow, shard: ShardAt, table: TableSchema) -> Keys | None:
+        """Return the keys written in a shard since a pointer; None if what it has does not build on that."""
+        stored, at = self._held(shard, table)
+        if stored is None or at is None or before.pointer is None:
+            return None
+        held = stored.held[table.name]
         found: list[Run] = []
-        with self._reader(directory, other, stored) as reader:
-            commit = reader.newest(_at(other))
-            while commit.pointer != one.pointer:
+        with self._reader(shard, stored) as reader:
+            commit = reader.newest(at)
+            while commit.pointer != before.pointer:
                 run = commit.run_of(held)
                 if run is not None:
                     found.append(run)
-                if one.pointer in commit.lineage.since:
+                if before.pointer in commit.lineage.since:
                     break  # the earlier version was carried, and this commit holds its writes, too
                 last = commit.lineage.last
-                if last is None or last.version < one.pointer.version:
+                if last is None or last.version < before.pointer.version:
                     return None
                 try:
                     commit = reader.commit(last)
@@ -116,6 +121,13 @@ class ShardReaders:
                     raise
         keys = merge_runs([no_rows(held), *found], drop_deletes=False)
         return Keys(keys.hashes, keys.keys)
+
+    def _held(self, shard: ShardAt, table: TableSchema) -> tuple[StoredTables | None, At | None]:
+        """Return the tables of a shard's directory, and its version; none where it has nothing of a table."""
+        directory, row = shard
+        if row.pointer is None or table.name not in (stored := self.tables(directory)).held:
+            return None, None
+        return stored, At(row.pointer, row.carried)
 
     def _known(self, directory: str) -> tuple[OperatorRecord | None, StoredTables | None]:
         """Return an operator's record and tables; a run's declarations appear within seconds."""
@@ -130,22 +142,22 @@ class ShardReaders:
         return record, stored
 
     @contextmanager
-    def _reader(self, directory: str, row: PointerRow, stored: StoredTables) -> Iterator[VersionReader]:
-        shard = shard_prefix(directory, row.shard)
+    def _reader(self, shard: ShardAt, stored: StoredTables) -> Iterator[VersionReader]:
+        prefix = shard_prefix(shard[0], shard[1].shard)
         with self._lock:
-            turn = self._turns.setdefault(shard, threading.Lock())
+            turn = self._turns.setdefault(prefix, threading.Lock())
         with turn:
             with self._lock:
-                reader = self._readers.pop(shard, None)
+                reader = self._readers.pop(prefix, None)
             if reader is not None and reader.tables != stored.held:
                 reader.close()  # a run has declared more since
                 reader = None
-            reader = reader or VersionReader(self._storage, shard, stored.held, self._executor, working_directory)
+            reader = reader or VersionReader(self._storage, prefix, stored.held, self._executor, working_directory)
             try:
                 yield reader
             finally:
                 with self._lock:
-                    self._readers[shard] = reader
+                    self._readers[prefix] = reader
                     while len(self._readers) > _KEPT_READERS:
                         self._readers.popitem(last=False)[1].close()
 
@@ -168,12 +180,6 @@ def _taken(rows: Iterator[Run], stored: StoredTables, table: TableSchema, most: 
     return runs
 
 
-def _at(row: PointerRow) -> At:
-    if row.pointer is None:
-        raise InvalidArgumentError("the shard has no state", shard=row.shard)
-    return At(row.pointer, row.carried)
-
-
 @dataclass(frozen=True)
 class StoredOperator:
     """One of holdfast's operators as it was after a micro-batch."""
@@ -194,7 +200,7 @@ class StoredOperator:
         return grouping_of(self.tables)
 
     @cached_property
-    def places(self) -> dict[int, tuple[str, PointerRow]]:
+    def places(self) -> dict[int, ShardAt]:
         """Directory and pointer of each shard that was read."""
         return {row.shard: (directory, row) for directory, rows in self.pointers.items() for row in rows}
 
@@ -273,8 +279,7 @@ class QueryPointers:
         found = []
         for operator in operators:
             wanted = None if partitions is None else [n for n in partitions if n < operator.partitions]
-            with reading_state(self._storage.url):
-                rows = read_pointers(self._storage, stores, operator, self._operators, self._executor, wanted)
+            rows = read_pointers(self._storage, stores, operator, self._operators, self._executor, wanted)
             if rows is not None:
                 found.append(Held(operator, tuple(rows)))
         return found
@@ -294,8 +299,7 @@ class QueryPointers:
             batch = self.log.logged(batch_id)
         except NotFoundError:
             batch = self.log.batch(batch_id)  # whose error says which there are
-        with reading_state(self._storage.url):
-            found = batch, StateStores.of(batch), self._operators.at(batch_id)
+        found = batch, StateStores.of(batch), self._operators.at(batch_id)
         with self._lock:
             self._batches[batch_id] = found
             while len(self._batches) > _KEPT_BATCHES:

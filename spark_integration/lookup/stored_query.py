@@ -48,19 +48,19 @@ from holdfast.spark_integration.lookup.query_pointers import (
     KeyVersion,
     Page,
     QueryPointers,
+    ShardAt,
     ShardReaders,
     StoredOperator,
     grouping_of,
 )
 from holdfast.spark_integration.processor.state.variable_tables import find_shown
-from holdfast.spark_integration.shard.pointer_row import PointerRow, directory_of_query, operator_of
+from holdfast.spark_integration.shard.pointer_row import PointerRow, directory_of_query
+from holdfast.spark_integration.spark_state.pointers import by_operator
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, LoggedTimes
 from holdfast.spark_integration.timers import is_by_time
 from holdfast.spark_integration.transport.routes import shards_of
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
-#: The directory and the pointer of a shard; None if it was never called.
-Side = tuple[str, PointerRow] | None
 #: Keys of one look-up.
 KEYS_MAX = 10_000
 _PAGE_ROWS_MAX = 100_000
@@ -140,49 +140,33 @@ def _rows(columns: pa.RecordBatch, rows: IntArray) -> list[dict[str, Any]]:
 
 
 def compare(
-    readers: ShardReaders, changes: TableChanges, table: TableSchema, sides: tuple[Side, Side], rows_max: int
+    readers: ShardReaders,
+    changes: TableChanges,
+    table: TableSchema,
+    one: ShardAt | None,
+    other: ShardAt | None,
+    rows_max: int,
 ) -> None:
     """Add the differences of one shard's table to `changes`; raises if a version cannot be read."""
-    one, other = sides
     if one and other and one[1].pointer == other[1].pointer:
         return
-    if one and other and one[0] == other[0] and one[1].pointer and other[1].pointer:
-        directory, stored = other[0], readers.tables(other[0])
-        if table.name in stored.held:
-            keys = readers.written_between(directory, one[1], other[1], stored, table.name)
-            if keys is not None and len(keys) <= KEYS_MAX:
-                found = [readers.find(directory, row, stored, table, keys) for row in (one[1], other[1])]
-                changes.take(found[0], found[1], rows_max)
-                return
-    changes.take(_all(readers, table, one), _all(readers, table, other), rows_max)
-
-
-def _all(readers: ShardReaders, table: TableSchema, side: Side) -> Run:
-    if side is None or side[1].pointer is None:
-        return no_rows(table)
-    stored = readers.tables(side[0])
-    return readers.all_rows(*side, stored, table) if table.name in stored.held else no_rows(table)
+    keys = readers.written_between(one[1], other, table) if one and other and one[0] == other[0] else None
+    if one and other and keys is not None and len(keys) <= KEYS_MAX:
+        changes.take(readers.find(one, table, keys), readers.find(other, table, keys), rows_max)
+        return
+    before, after = (readers.all_rows(shard, table) if shard else no_rows(table) for shard in (one, other))
+    changes.take(before, after, rows_max)
 
 
 class StoredQuery:
     """A query's stored state, read from outside; made by `open_query`. Close it, best with a ``with`` statement.
 
-    Parameters
-    ----------
-    location : ObjectStorage
-        Its root is the query's checkpoint location; closed with this.
-    storage : ObjectStorage
-        The state directory; closed with this.
-    executor : concurrent.futures.ThreadPoolExecutor
-        Runs requests; shut down with this.
-
-    Notes
-    -----
     Threads: many; they take turns at a shard. Immutable objects are cached within a budget, so a history costs little
     more than one look-up.
     """
 
     def __init__(self, location: ObjectStorage, storage: ObjectStorage, executor: ThreadPoolExecutor) -> None:
+        # The checkpoint location and the state directory; closed with this, as is what runs requests.
         self._location, self._storage, self._executor = location, storage, executor
         self._pointers = QueryPointers(location, executor)
         self._readers = ShardReaders(storage, executor)
@@ -217,10 +201,9 @@ class StoredQuery:
 
     def directories(self) -> Mapping[str, str]:
         """Return the operators' directories that the pointers name, with their query; see `operators` for errors."""
-        by_name = [self._rows_by_name(held) for held in self._pointers.held(self._batch(None).batch_id)]
-        return {
-            directory: rows[0].query for names in by_name for of in names.values() for directory, rows in of.items()
-        }
+        rows = [row for held in self._pointers.held(self._batch(None).batch_id) for row in held.rows]
+        of_operators = by_operator(rows, self._pointers.url).values()
+        return {directory: found[0].query for of in of_operators for directory, found in of.items()}
 
     def times(self) -> list[LoggedTimes]:
         """Return when the logged micro-batches were planned and committed, ascending, even if incomplete."""
@@ -339,17 +322,12 @@ class StoredQuery:
         found = self.operator(operator, self._batch(batch_id).batch_id)
         schema = found.tables[find_shown(found.tables, table)]
 
-        def read(place: tuple[int, tuple[str, PointerRow]]) -> tuple[int, Run]:
-            shard, (directory, row) = place
-            return shard, self._readers.all_rows(directory, row, self._readers.tables(directory), schema)
+        def read(shard: int) -> tuple[int, Run]:
+            return shard, self._readers.all_rows(found.places[shard], schema)
 
         def of_shards() -> Iterator[tuple[int, Run]]:
-            held = [
-                (shard, (directory, row))
-                for shard, (directory, row) in sorted(found.places.items())
-                if row.pointer is not None and schema.name in self._readers.tables(directory).held
-            ]
-            with ThreadPoolExecutor(at_once) as shards, closing(ahead(shards, read, held, at_once)) as rows:
+            shards = sorted(found.places)
+            with ThreadPoolExecutor(at_once) as threads, closing(ahead(threads, read, shards, at_once)) as rows:
                 yield from rows
 
         return schema, of_shards()
@@ -402,7 +380,7 @@ class StoredQuery:
             changes = TableChanges(name)
             for shard in sorted({*one.places, *other.places}):
                 sides = one.places.get(shard), other.places.get(shard)
-                compare(self._readers, changes, other.tables[name], sides, rows_each)
+                compare(self._readers, changes, other.tables[name], *sides, rows_each)
             found.append(changes)
         return found
 
@@ -429,7 +407,7 @@ class StoredQuery:
         for held in all_held:
             if not held.rows and (found := self._without_rows(name, batch_id, held)) is not None:
                 return found
-        known = sorted({one for held in all_held for one in self._rows_by_name(held)})
+        known = sorted({one for held in all_held for one in by_operator(held.rows, self._pointers.url)})
         raise NotFoundError(
             f"the query has no state of such an operator: check its name, and that it has had rows"
             f"{did_you_mean(name, known)}",
@@ -454,20 +432,8 @@ class StoredQuery:
 
     def _of(self, batch_id: int, held: Held, name: str | None = None) -> list[StoredOperator]:
         """Return the operators whose pointers one of Spark's operators holds, or only the named one."""
-        by_name = self._rows_by_name(held)
+        by_name = by_operator(held.rows, self._pointers.url)
         return [self._operator(one, batch_id, held, by_name[one]) for one in sorted(by_name) if name in (None, one)]
-
-    def _rows_by_name(self, held: Held) -> dict[str, dict[str, list[PointerRow]]]:
-        """Return the pointers that one of Spark's operators holds, by operator and directory."""
-        by_name: dict[str, dict[str, list[PointerRow]]] = {}
-        for row in held.rows:
-            if row.directory is None:
-                raise InvalidArgumentError(
-                    "the query has state that is not durable, because it runs without spark.holdfast.state.dir",
-                    location=self._pointers.url,
-                )
-            by_name.setdefault(operator_of(row.directory) or "", {}).setdefault(row.directory, []).append(row)
-        return by_name
 
     def _operator(
         self, name: str, batch_id: int, held: Held, pointers: Mapping[str, list[PointerRow]]
@@ -510,25 +476,18 @@ class StoredQuery:
 
     def _first_rows(self, operator: StoredOperator, table: str, shard: int, first_hash: int, most: int) -> list[Run]:
         """Return at least this many rows of a shard from a hash on, if it has them."""
-        directory, row = operator.places.get(shard, ("", None))
-        if row is None or row.pointer is None:
+        if shard not in operator.places:
             return []
-        stored = self._readers.tables(directory)
-        if table not in stored.held:  # only the state in another directory of the operator's has it
-            return []
-        return self._readers.first_rows(directory, row, stored, operator.tables[table], first_hash, most)
+        return self._readers.first_rows(operator.places[shard], operator.tables[table], first_hash, most)
 
     def _rows(self, operator: StoredOperator, table: TableSchema, keys: Sequence[Key]) -> pa.Table:
         prefixes = keys_of(table, operator.grouping, keys)
         of_shard = shards_of(prefixes.hashes, operator.shards)
-        runs = []
-        for shard in np.unique(of_shard).tolist():
-            directory, row = operator.places.get(shard, ("", None))
-            if row is not None and row.pointer is not None:
-                stored = self._readers.tables(directory)
-                if table.name in stored.held:
-                    near = prefixes.take(np.flatnonzero(of_shard == shard))
-                    runs.append(self._readers.find(directory, row, stored, table, near))
+        runs = [
+            self._readers.find(operator.places[shard], table, prefixes.take(np.flatnonzero(of_shard == shard)))
+            for shard in np.unique(of_shard).tolist()
+            if shard in operator.places
+        ]
         return as_table(table, runs)
 
     def _with_oldest(self, batch_id: int, read: Callable[[int], _T]) -> _T:

@@ -14,17 +14,26 @@ For a one-line operator, Spark's state store decides which operator is the host:
 Spark's ``transformWithState`` hands the watermark on, but needs Spark's RocksDB state store, and takes longer for a
 small micro-batch than ``applyInPandasWithState``. Spark keeps a query's first state store, so this is decided once per
 query.
+
+A second operator of one name in a stream's lineage is refused when it is defined. Each operator of a stream aliases its
+input with its name, which Spark keeps only in downstream plans: it pins no alias with a query. Operators of other
+queries and of batches are in no such plan. An operator behind two parallel ones sees both; without one, their first
+micro-batch refuses them. Plans are private to PySpark, and read here only: `tests/spark/queries/test_refused.py` and
+`connect_query.py` fail where they are gone. Then the check moves to the first micro-batch.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import LongType, StructField, StructType
@@ -32,7 +41,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from holdfast import clock
 from holdfast.errors import HoldfastError, InvalidArgumentError, SchemaMismatchError
 from holdfast.settings import MOST_SHARDS, Settings
-from holdfast.snapshotter.ownership.operator_record import find_operator
+from holdfast.snapshotter.ownership.operator_record import SAME_NAME, find_operator
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
 from holdfast.spark_integration.failures import is_transient
 from holdfast.spark_integration.hosts.host import GroupStateHost, Host, SentRows, StatefulProcessorHost, run_batch
@@ -40,16 +49,19 @@ from holdfast.spark_integration.plan.arguments import Mode, can_host_processors,
 from holdfast.spark_integration.plan.event_time import time_column_of, without_watermark
 from holdfast.spark_integration.plan.grouping_keys import Key
 from holdfast.spark_integration.plan.session import checked_settings, rows_each, shuffle_partitions, warn_of_partitions
-from holdfast.spark_integration.plan.upstream import marked, require_new_name
 from holdfast.spark_integration.shard.operator import Operator, ShardFunction
 from holdfast.spark_integration.shard.task import noted, state_storage
 from holdfast.spark_integration.shard_call.call import ShardStep
 from holdfast.spark_integration.spark_types import sent_schema
+from holdfast.spark_integration.spark_versions import is_classic
 from holdfast.spark_integration.transport.output import OBSERVATION, ObservedOutput, Output, PackedOutput
 from holdfast.spark_integration.transport.packed import HASH, Combiner, EventTime, PackedTransport, quoted
 
 _log = logging.getLogger(__name__)
 _COLUMNS = "shards int, query string, problem string"
+_MARK = "holdfast-operator"
+# A line of the plan: Spark's own has the alias as it is, Connect's as one of the node's arguments.
+_MARKED = re.compile(rf"^\W*SubqueryAlias .*{_MARK}:([\w.-]+):(\w+)\W*$", re.MULTILINE)
 _FOUND = pa.schema([("shards", pa.int32()), ("query", pa.string()), ("problem", pa.string())])
 #: How an error ends that asks for a watermark.
 BEHIND_ANOTHER = (
@@ -150,7 +162,7 @@ class Definition:
                 operator=self.name,
             )
         if self._is_streaming:
-            require_new_name(self.rows.df, self.name)
+            _require_new_name(self.rows.df, self.name)
         session, stored = self.rows.df.sparkSession, StoredState()
         if self.settings.state_dir is not None and self._is_streaming:
             stored = stored_state(session, self.settings, self.name, self.rows.function)
@@ -177,7 +189,7 @@ class Definition:
         initial = None if self.initial is None else self._sent(self.initial, shards, definition_id)
         if not self._is_streaming:
             return self.output.receive(run_batch(rows, initial))
-        rows = replace(rows, frame=marked(rows.frame, self.name, definition_id))
+        rows = replace(rows, frame=rows.frame.alias(f"{_MARK}:{self.name}:{definition_id}"))
         return rows.step.output.receive(self.host.run(rows, initial))
 
     @property
@@ -227,6 +239,23 @@ class Definition:
             event_time = EventTime(time.field.name, time.watermark, self.host.drops_late_rows)
         received = types if rows.combiner is None else rows.combiner.received(types)
         return PackedTransport(shards, received, event_time, bounded, rows.combiner)
+
+
+def _require_new_name(df: DataFrame, operator: str) -> None:
+    """Refuse an operator with a name used upstream, or two upstream of one name. Raises `InvalidArgumentError`."""
+    frame: Any = df
+    try:
+        # One that is used twice is in the plan twice.
+        if is_classic(df.sparkSession):
+            plan = str(frame._jdf.queryExecution().analyzed().toString())  # noqa: SLF001
+        else:
+            plan = str(frame._plan.print())  # noqa: SLF001
+    except (Py4JError, AttributeError):
+        return
+    names = [name for name, _ in sorted(set(_MARKED.findall(plan)))] + [operator]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidArgumentError(SAME_NAME, operator=name)
 
 
 def operator_plan(rows: KeyedRows, output: StructType, mode: Mode, name: str, *, is_timed: bool) -> DataFrame:

@@ -84,7 +84,6 @@ def resolve_keys(df: DataFrame, keys: Sequence[object]) -> Grouping:
 
 
 def _as_column(names: list[str], key: object) -> Column:
-    """Return a key, which Spark has accepted, as a column."""
     if isinstance(key, int):
         return quoted(names[key - 1])
     return F.col(key) if isinstance(key, str) else key  # type: ignore[return-value]

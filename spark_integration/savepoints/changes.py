@@ -65,15 +65,13 @@ class Migration:
         found = pa.schema([pa.field(f.name, c.type) for f, c in zip(after.value, columns, strict=True)])
         keys = Keys(run.hashes, run.keys)
         columns = after.conform(from_columns(columns, found, len(run)), "value", keys).columns
-        null = [f.name for f, c in zip(after.value, columns, strict=True) if self._not_null(f.name, c)]
+        made = zip(after.value, columns, strict=True)
+        null = [f.name for f, c in made if c.null_count and VALUE_SIDE + f.name in self.after.not_null]
         if null:
             raise _wrong(before, "it returned nulls in columns that it says have none", columns=null)
         columns += [run.values.column(EXPIRES)] if self.is_expiring else []
         first = run.batch.columns[: 2 + n]
         return Run(self.after, pa.RecordBatch.from_arrays([*first, *columns], schema=self.after.columns))
-
-    def _not_null(self, name: str, column: pa.Array) -> bool:
-        return VALUE_SIDE + name in self.after.not_null and bool(column.null_count)
 
 
 def migrations_of(operator: SavedOperator, given: Any) -> dict[str, Migration]:
@@ -132,7 +130,6 @@ def _after(function: Migrate, table: TableSchema, is_expiring: bool) -> tuple[Ta
 
 
 def _seen(table: TableSchema, is_expiring: bool) -> TableSchema:
-    """Return a table with the columns that a function sees."""
     value = pa.schema([f for f in table.value if not (is_expiring and f.name == EXPIRES)])
     return TableSchema(table.name, table.key, value)
 

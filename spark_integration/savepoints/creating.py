@@ -33,15 +33,20 @@ import xxhash
 
 from holdfast import clock
 from holdfast.backends.base import Pointer
-from holdfast.backends.column_names import Names
 from holdfast.backends.evolution import evolved
 from holdfast.backends.options import did_you_mean
-from holdfast.backends.run import under_names
-from holdfast.backends.schema import TableSchema, decode_schemas, encode_schemas
-from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
+from holdfast.backends.schema import TableSchema
+from holdfast.errors import (
+    ConflictError,
+    HoldfastError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
+from holdfast.settings import Settings
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator, shard_prefix
-from holdfast.snapshotter.ownership.stored_tables import stored_tables
+from holdfast.snapshotter.ownership.stored_tables import StoredTables, stored_tables
 from holdfast.snapshotter.savepoints.manifest import (
     Piece,
     PlannedBatch,
@@ -69,11 +74,11 @@ from holdfast.snapshotter.storage.probe import probe_storage
 from holdfast.snapshotter.version_reader import read_tables
 from holdfast.spark_integration.executor.takeover import working_directory
 from holdfast.spark_integration.savepoints.changes import require_comment
-from holdfast.spark_integration.savepoints.seeding import partitions_of
+from holdfast.spark_integration.savepoints.new_query import partitions_of
 from holdfast.spark_integration.savepoints.tasks import ShardTask, SparkTasks, Tasks, each_ahead
-from holdfast.spark_integration.shard.pointer_row import STATE_VARIABLES, PointerRow, operator_of, require_state_of
+from holdfast.spark_integration.shard.pointer_row import STATE_VARIABLES, PointerRow, require_state_of
 from holdfast.spark_integration.shard.task import io_executor
-from holdfast.spark_integration.spark_state.pointers import StatefulStep, modes_of
+from holdfast.spark_integration.spark_state.pointers import StatefulStep, modes_of, stored_steps
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
 
 if TYPE_CHECKING:
@@ -83,7 +88,7 @@ if TYPE_CHECKING:
 #: What a task is given of each shard.
 SHARD = "operator string, directory string, shard int, version long, commit string, carried binary"
 _log = logging.getLogger(__name__)
-_Found = TypeVar("_Found")
+_Made = TypeVar("_Made")
 _WAIT_EACH_MS = 100
 
 
@@ -151,14 +156,6 @@ def shard_row(operator: str, row: PointerRow) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True)
-class StoredNames:
-    """How the rows of an operator are stored in one of its directories; travels to the tasks."""
-
-    held: Mapping[str, list[str]]  #: The encoded schemas of all tables, with the names that columns are stored under
-    names: Mapping[str, Names]  #: By table the columns that are saved, and under which names they are stored
-
-
-@dataclass(frozen=True)
 class ShardSaver(ShardTask):
     """Saves shards, which are rows of `SHARD`, to a directory of savepoints; see `ShardTask`."""
 
@@ -168,9 +165,8 @@ class ShardSaver(ShardTask):
     #: Of the savepoint, and of who makes it
     name: str
     maker: str
-    #: By operator the encoded schemas of all its tables, as they are saved
-    tables: Mapping[str, Mapping[str, list[str]]]
-    stored: Mapping[str, StoredNames]  #: By directory how its rows are stored
+    tables: Mapping[str, Mapping[str, TableSchema]]  #: By operator all its tables, as they are saved
+    stored: Mapping[str, StoredTables]  #: By directory how its rows are stored
 
     def work(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[dict[str, Any]]:
         for piece in self._pieces(row, opened):
@@ -179,17 +175,16 @@ class ShardSaver(ShardTask):
     def _pieces(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[dict[str, Any]]:
         assert self.settings.state_dir is not None
         storage, savepoint = opened(self.settings.state_dir), savepoint_folder(opened(self.target), self.name)
-        stored = self.stored[row["directory"]]
-        tables, held = decode_schemas(self.tables[row["operator"]]), decode_schemas(stored.held)
+        stored, tables = self.stored[row["directory"]], self.tables[row["operator"]]
         pointer = Pointer(row["version"], row["commit"])
         carried = {} if row["carried"] is None else {pointer: bytes(row["carried"])}
         prefix = shard_prefix(row["directory"], row["shard"])
         with working_directory(self.settings.local_dir) as home:
-            log = ObjectCommitLog(storage, prefix, held, io_executor(), home, carried=carried)
-            rows = read_tables(log, pointer, held)
+            log = ObjectCommitLog(storage, prefix, stored.held, io_executor(), home, carried=carried)
+            rows = read_tables(log, pointer, stored.held)
         for table, schema in tables.items():
             if table in rows:
-                run = under_names(rows.pop(table), schema, stored.names[table])
+                run = stored.shown(rows.pop(table), schema)
                 pieces = write_pieces(savepoint, row["operator"], row["shard"], run, maker=self.maker, each=each_ahead)
                 yield from (piece.to_json() for piece in pieces)
 
@@ -222,11 +217,6 @@ def create(
         Stateful operators to leave out: holdfast's by name, Spark's own by their name in ``state-metadata``.
     comment : str
         A comment to show with the savepoint.
-
-    Returns
-    -------
-    Savepoint
-        What was saved.
 
     Raises
     ------
@@ -263,16 +253,18 @@ def save(
     times: LoggedBatch | None = None,
 ) -> Savepoint:
     """Save a query's state like `create`, with any `tasks`; `times`: the micro-batch with its watermark and time."""
-    require_names(without, comment)
+    _require_names(without, comment)
     _require_place(target, checkpoint_location, tasks)
     with (
         open_storage(str(checkpoint_location), tasks.options) as logs,
         open_storage(str(target), tasks.options) as targets,
     ):
         new = begin_savepoint(targets, name)
-        of = _Saving(tasks, logs, str(checkpoint_location), str(target), name)
+        of = _Saving(tasks, logs, str(target), name)
         query_id = of.location.query_id()
-        operators, left_out, query = of.of_batch(batch_id, lambda batch: of.parts(batch, without, new, query_id))
+        operators, left_out, query = of_batch(
+            of.location, batch_id, lambda batch: of.parts(batch, without, new, query_id)
+        )
         if times is not None:
             query = replace(query, batch=times.batch, next_watermark_ms=times.next_watermark_ms)
         savepoint = Savepoint(name, comment, clock.now_ms(), tasks.versions(), query, operators, left_out)
@@ -303,21 +295,13 @@ def stop(
     timeout_s : float
         How long to wait for the micro-batch in progress.
     spark, checkpoint_location, target, name, without, comment
-        As in `create`, which also says what is returned and raised. Before it stops the query, it checks everything
+        As in `create`, which also says what is raised. Before it stops the query, it checks everything
         that does not depend on the last micro-batch: a name that is taken, a target that cannot be written, another
         query's location, an operator that cannot be saved, one in `without` that the query does not have, a damaged log
         of one of its sinks.
     """
-    require_names(without, comment)
-    require_query(query)
-    end(SparkTasks(spark), query, checkpoint_location, target, name, without, timeout_s)
+    end(SparkTasks(spark), query, checkpoint_location, target, name, without, comment, timeout_s)
     return create(spark, checkpoint_location, target, name, without=without, comment=comment)
-
-
-def require_query(query: object) -> None:
-    """Raise `InvalidArgumentError` unless it is a query, or None for one that has ended."""
-    if query is not None and not hasattr(query, "isActive"):
-        raise InvalidArgumentError("pass the query that start() returned, or None if it has ended", given=query)
 
 
 def end(
@@ -327,16 +311,20 @@ def end(
     target: str | Path,
     name: str,
     without: Collection[str],
+    comment: str,
     timeout_s: float,
 ) -> None:
     """Check everything that a savepoint needs, then stop the query if it runs; see `stop`."""
+    _require_names(without, comment)
+    if query is not None and not hasattr(query, "isActive"):
+        raise InvalidArgumentError("pass the query that start() returned, or None if it has ended", given=query)
     _require_place(target, checkpoint_location, tasks)
     with (
         open_storage(str(target), tasks.options) as targets,
         open_storage(str(checkpoint_location), tasks.options) as logs,
     ):
         require_free(targets, name)
-        of = _Saving(tasks, logs, str(checkpoint_location), str(target), name)
+        of = _Saving(tasks, logs, str(target), name)
         query_id = of.location.query_id()
         if query is not None and query_id != str(query.id):
             raise InvalidArgumentError(
@@ -347,7 +335,8 @@ def end(
             )
         probe_storage(targets, name, checked="the directory for savepoints failed the check before the query stops")
         of.look(without)
-        of.sinks(query_id)  # while it runs, its next decision makes a damaged log whole
+        # While it runs, its next decision makes a damaged log whole.
+        decided_sinks(tasks.settings, tasks.options, query_id)
         if query is not None:
             # When Spark has committed its planned micro-batch, it may have planned another, which has just begun.
             planned, end_ms = of.location.newest_planned() or 0, clock.monotonic_ms() + 1000 * timeout_s
@@ -357,6 +346,35 @@ def end(
                 clock.sleep_ms(_WAIT_EACH_MS)
     if query is not None:
         query.stop()
+
+
+def decided_sinks(settings: Settings, options: Mapping[str, object], query_id: str) -> tuple[SavedSink, ...]:
+    """Return what a query's sinks have decided, as its state directory has it; see `sinks_of`."""
+    if settings.state_dir is None:
+        return ()
+    with open_storage(settings.state_dir, options) as storage:
+        return sinks_of(storage, query_id)
+
+
+def of_batch(query: QueryLocation, batch_id: int | None, work: Callable[[LoggedBatch], _Made]) -> _Made:
+    """Work on a committed micro-batch; where the query moves past the last one meanwhile, once more on a later one."""
+    for is_last in (False, True):
+        batch = query.batch(batch_id)
+        try:
+            return work(batch)
+        except HoldfastError as exc:
+            # An attempt that has lost its place to another one would take it back.
+            if isinstance(exc, ConflictError) or batch_id is not None or batch.batch_id in query.committed():
+                raise
+            if is_last:
+                raise UnavailableError(
+                    "the query moved past two micro-batches while its state was read: stop it first, or restart it "
+                    "with a higher spark.sql.streaming.minBatchesToRetain",
+                    batch_id=batch.batch_id,
+                    checkpoint_location=query.url,
+                ) from exc
+            _log.warning("the query has moved past micro-batch %d; taking a later one: %s", batch.batch_id, exc)
+    raise AssertionError("unreachable")
 
 
 def _require_place(target: str | Path, checkpoint_location: str | Path, tasks: Tasks) -> None:
@@ -370,8 +388,7 @@ def _require_place(target: str | Path, checkpoint_location: str | Path, tasks: T
             )
 
 
-def require_names(without: Collection[str], comment: str) -> None:
-    """Raise `InvalidArgumentError` for arguments that no savepoint takes."""
+def _require_names(without: Collection[str], comment: str) -> None:
     if isinstance(without, str):
         raise InvalidArgumentError("without must be a list of names", without=without)
     require_comment(comment)
@@ -383,7 +400,6 @@ class _Saving:
 
     tasks: Tasks
     logs: ObjectStorage
-    checkpoint_location: str
     target: str
     name: str
 
@@ -391,35 +407,11 @@ class _Saving:
     def location(self) -> QueryLocation:
         return QueryLocation(self.logs)
 
-    def of_batch(self, batch_id: int | None, found: Callable[[LoggedBatch], _Found]) -> _Found:
-        """Read a committed micro-batch; if the query moves on from the last one, try twice."""
-        for is_last in (False, True):
-            batch = self.location.batch(batch_id)
-            try:
-                return found(batch)
-            except HoldfastError as exc:
-                if batch_id is not None or not self._has_left(batch):
-                    raise
-                if is_last:
-                    raise UnavailableError(
-                        "the query moved past two micro-batches while its state was read: stop it first, or restart "
-                        "it with a higher spark.sql.streaming.minBatchesToRetain",
-                        batch_id=batch.batch_id,
-                        checkpoint_location=self.checkpoint_location,
-                    ) from exc
-                _log.warning("the query has moved past micro-batch %d; saving a later one: %s", batch.batch_id, exc)
-        raise AssertionError("unreachable")
-
-    def _has_left(self, batch: LoggedBatch) -> bool:
-        """Tell whether an error may be due to the query's having moved on."""
-        return batch.batch_id not in self.location.committed()
-
     def parts(
         self, batch: LoggedBatch, without: Collection[str], new: SavepointWriter, query_id: str
     ) -> tuple[tuple[SavedOperator, ...], tuple[str, ...], SavedQuery]:
         """Save everything after a micro-batch: operators, the names of those that are left out, and the query."""
-        every = self.tasks.steps(self.logs, self.checkpoint_location, batch)
-        steps, left_out = self._chosen(every, batch.batch_id, without)
+        steps, left_out = self._chosen(stored_steps(self.logs, batch), batch.batch_id, without)
         assert self.tasks.settings.state_dir is not None
         with open_storage(self.tasks.settings.state_dir, self.tasks.options) as storage:
             known = {
@@ -428,22 +420,17 @@ class _Saving:
             }
         pieces = self._saved(known, new.id)
         operators = tuple(replace(of.operator, pieces=tuple(pieces[name])) for name, of in known.items())
-        return operators, left_out, saved_query(self.location, query_id, batch, new.folder, self.sinks(query_id))
-
-    def sinks(self, query_id: str) -> tuple[SavedSink, ...]:
-        """Return what the query's sinks have decided; see `sinks_of`."""
-        assert self.tasks.settings.state_dir is not None
-        with open_storage(self.tasks.settings.state_dir, self.tasks.options) as storage:
-            return sinks_of(storage, query_id)
+        sinks = decided_sinks(self.tasks.settings, self.tasks.options, query_id)
+        return operators, left_out, saved_query(self.location, query_id, batch, new.folder, sinks)
 
     def look(self, without: Collection[str]) -> None:
         """Raise the error that saving the operators would raise; none if the query moves on twice."""
         for _ in range(2):
             batch = self.location.batch()
             try:
-                steps = self.tasks.steps(self.logs, self.checkpoint_location, batch)
+                steps = stored_steps(self.logs, batch)
             except HoldfastError:
-                if not self._has_left(batch):
+                if batch.batch_id in self.location.committed():
                     raise
             else:
                 self._chosen(steps, batch.batch_id, without)
@@ -455,7 +442,8 @@ class _Saving:
         """Return the operators to save by name, and the names of those that are left out."""
         found: dict[str, StatefulStep] = {}
         left_out: list[str] = []
-        names = {step.number: _names_of(step) for step in steps}
+        # Spark's own have its name; of those without rows the name is unknown.
+        names = {step.number: sorted(step.pointers) if step.is_ours else [step.host] for step in steps}
         named = {name for of in names.values() for name in of}
         for step in steps:
             for name in names[step.number] or [unnamed(step.number, named)]:
@@ -486,30 +474,28 @@ class _Saving:
             raise NotFoundError(
                 "the query has no holdfast state to save after this micro-batch",
                 batch_id=batch_id,
-                checkpoint_location=self.checkpoint_location,
+                checkpoint_location=self.location.url,
             )
         return found, tuple(left_out)
 
     def _described(self, storage: ObjectStorage, name: str, step: StatefulStep) -> _Known:
         """Return an operator without pieces, and its shards' pointers."""
-        pointers = {directory: of for directory, of in step.pointers.items() if operator_of(directory) == name}
+        pointers = step.pointers[name]
         record: OperatorRecord | None = None
         tables: dict[str, TableSchema] = {}
         declared: dict[str, TableSchema] = {}
-        stored_names: dict[str, StoredNames] = {}
+        stored_in: dict[str, StoredTables] = {}
         is_continuous = True
         for directory in sorted(pointers):
             record = read_operator(storage, directory)
             require_state_of(pointers[directory], record, storage.url)
-            stored = stored_tables(storage, record)
+            stored = stored_in[directory] = stored_tables(storage, record)
             declared, is_continuous = stored.declared, is_continuous and stored.is_continuous
-            stored_names[directory] = StoredNames(encode_schemas(stored.held), stored.names)
             for table, schema in stored.live.items():
                 before = tables.get(table)  # of another directory of the operator
                 both = before and replace(evolved(before, schema), not_null=before.not_null & schema.not_null)
                 tables[table] = both or schema
-        if record is None:
-            raise CorruptionError("the pointers of an operator name no directory", operator=name)
+        assert record is not None
         rows = [row for of in pointers.values() for row in of]
         times = tuple(
             ShardTimes(row.shard, row.earliest_timer_ms, row.batch_ms)
@@ -529,15 +515,14 @@ class _Saving:
             times,
             (),
         )
-        return _Known(operator, rows, stored_names)
+        return _Known(operator, rows, stored_in)
 
     def _saved(self, known: dict[str, _Known], maker: str) -> dict[str, list[Piece]]:
-        """Save all shards, and return the pieces by operator."""
         shards = [shard_row(name, row) for name, of in known.items() for row in of.rows if row.pointer is not None]
         pieces: dict[str, list[Piece]] = {name: [] for name in known}
-        schemas = {name: encode_schemas(of.operator.tables) for name, of in known.items()}
-        stored = {directory: names for of in known.values() for directory, names in of.stored.items()}
-        saver = ShardSaver(self.tasks.settings, self.target, self.name, maker, schemas, stored)
+        tables = {name: of.operator.tables for name, of in known.items()}
+        stored = {directory: found for of in known.values() for directory, found in of.stored.items()}
+        saver = ShardSaver(self.tasks.settings, self.target, self.name, maker, tables, stored)
         for row in self.tasks.run(shards, saver):
             source = f"a piece of {row['operator']}"
             pieces[row["operator"]].append(Piece.read(json.loads(row["piece"]), source))
@@ -554,7 +539,7 @@ class _Known:
     #: Without pieces. Its columns have the names that the query calls them by; what was dropped is not saved.
     operator: SavedOperator
     rows: list[PointerRow]  #: Of its shards
-    stored: Mapping[str, StoredNames]  #: By directory
+    stored: Mapping[str, StoredTables]  #: By directory
 
 
 def _without_rows(name: str, step: StatefulStep, batch: LoggedBatch) -> _Known:
@@ -573,16 +558,3 @@ def _without_rows(name: str, step: StatefulStep, batch: LoggedBatch) -> _Known:
 def _modes(step: StatefulStep) -> dict[str, str]:
     """Return the modes that Spark has recorded for a host, and requires again."""
     return modes_of(step.properties, step.number) if step.host == STATE_VARIABLES else {}
-
-
-def _names_of(step: StatefulStep) -> list[str]:
-    """Return the names of a step's operators: Spark's name for Spark's own; none if it had no rows yet."""
-    if not step.is_ours:
-        return [step.host]
-    if "" in step.pointers:
-        raise InvalidArgumentError(
-            "the query has state that is not durable, because it runs without spark.holdfast.state.dir: a "
-            "savepoint cannot hold it",
-            number=step.number,
-        )
-    return sorted({name for directory in step.pointers if (name := operator_of(directory))})

@@ -6,8 +6,8 @@ compared as their stored bytes: -0.0 is not 0.0.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,36 +19,26 @@ from holdfast.backends.evolution import evolved
 from holdfast.backends.run import Run, TableSchema
 from holdfast.errors import SchemaMismatchError
 from holdfast.snapshotter.savepoints.manifest import SavedOperator, Savepoint
-from holdfast.snapshotter.savepoints.savepoints import read_piece
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.version_reader import no_rows
 from holdfast.spark_integration.lookup.stored_query import ADDED, CHANGED, REMOVED, differing
-from holdfast.spark_integration.savepoints.restoring_shards import HashRange, joined
+from holdfast.spark_integration.savepoints.restoring_shards import PieceRows
 from holdfast.spark_integration.timers import is_by_time
 
 
 @dataclass
 class TableDifference:
-    """How a table of an operator differs.
-
-    Attributes
-    ----------
-    operator, table : str
-    columns : str
-        Why rows cannot be compared; empty if they can.
-    equal, added, removed, changed : int
-        Keys.
-    keys : dict of str to list
-        By ``added``, ``removed`` and ``changed`` the first of these keys, as rows of the key columns.
-    """
+    """How a table of an operator differs."""
 
     operator: str
     table: str
-    columns: str = ""
+    columns: str = ""  #: Why rows cannot be compared; empty if they can
+    #: Keys
     equal: int = 0
     added: int = 0
     removed: int = 0
     changed: int = 0
+    #: By ``added``, ``removed`` and ``changed`` the first of these keys, as rows of the key columns
     keys: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {ADDED: [], REMOVED: [], CHANGED: []})
 
     @property
@@ -92,20 +82,38 @@ def facts_that_differ(before: Savepoint, after: Savepoint) -> list[str]:
 
 def difference(before: Side, after: Side, keys_each: int = 0) -> Iterator[TableDifference]:
     """Yield the differences of tables in both savepoints, with up to `keys_each` keys of each kind."""
-    for name, one in before.operators.items():
-        other = after.operators.get(name)
-        if other is None:
-            continue
-        for table in dict.fromkeys([*one.tables, *other.tables]):
-            schemas = [operator.tables[table] for operator in (one, other) if table in operator.tables]
-            if is_by_time(schemas[0]):
-                continue  # says what other tables say, in another order
-            found = TableDifference(name, table)
-            try:
-                _compare(found, before, after, _both(schemas[0], schemas[-1]), keys_each)
-            except SchemaMismatchError as exc:
-                found.columns = str(exc)
-            yield found
+    for name in before.operators:
+        if name in after.operators:
+            yield from _of_operator(name, before, after, keys_each)
+
+
+def _of_operator(name: str, before: Side, after: Side, keys_each: int) -> list[TableDifference]:
+    operators = [side.operators[name] for side in (before, after)]
+    found: dict[str, TableDifference] = {}
+    comparable: dict[str, TableSchema] = {}
+    for table in dict.fromkeys(table for operator in operators for table in operator.tables):
+        schemas = [operator.tables[table] for operator in operators if table in operator.tables]
+        if is_by_time(schemas[0]):
+            continue  # says what other tables say, in another order
+        found[table] = TableDifference(name, table)
+        try:
+            comparable[table] = _both(schemas[0], schemas[-1])
+        except SchemaMismatchError as exc:
+            found[table].columns = str(exc)
+    shards = max(operator.shards for operator in operators)
+    with ExitStack() as stack:
+        rows = []
+        for side, operator in zip((before, after), operators, strict=True):
+            tables = {table: schema for table, schema in operator.tables.items() if table in comparable}
+            read = PieceRows(side.folder, name, tables, operator.pieces, shards, range(shards))
+            rows.append(stack.enter_context(closing(read)))
+        for shard in range(shards):
+            tables_of = [dict(of_side.of_shard(shard)) for of_side in rows]
+            for table, schema in comparable.items():
+                if any(table in tables for tables in tables_of):
+                    one, other = (of[table].projected(schema) if table in of else no_rows(schema) for of in tables_of)
+                    _count(found[table], one, other, keys_each)
+    return [*found.values()]
 
 
 def _both(one: TableSchema, other: TableSchema) -> TableSchema:
@@ -114,44 +122,6 @@ def _both(one: TableSchema, other: TableSchema) -> TableSchema:
         return evolved(one, other)
     except SchemaMismatchError:
         return evolved(other, one)
-
-
-def _compare(found: TableDifference, before: Side, after: Side, schema: TableSchema, keys_each: int) -> None:
-    sides = [(side, side.operators[found.operator]) for side in (before, after)]
-    shards = max(operator.shards for _, operator in sides)
-    rows = [_Rows(side.folder, operator, schema) for side, operator in sides]
-    for shard in range(shards):
-        wanted = HashRange.of_shard(shard, shards)
-        one, other = (of_side.of(wanted) for of_side in rows)
-        if len(one) or len(other):
-            _count(found, one, other, keys_each)
-
-
-class _Rows:
-    """The rows of a table of one side, asked for range by range, ascending: a piece that ranges share is read once."""
-
-    def __init__(self, folder: PrefixedStorage, operator: SavedOperator, schema: TableSchema) -> None:
-        self._folder, self._operator, self._schema = folder, operator.name, schema
-        self._stored = operator.tables.get(schema.name, schema)
-        self._pieces = sorted(operator.of_table(schema.name), key=lambda piece: piece.first_hash)
-        self._first_hashes = [piece.first_hash for piece in self._pieces]
-        # The first piece that may have rows of a range to come, and by key the pieces of the range before.
-        self._begin = 0
-        self._read: dict[str, Run] = {}
-        self._none = no_rows(schema)
-
-    def of(self, wanted: HashRange) -> Run:
-        """Return the rows whose hashes are in a range."""
-        while self._begin < len(self._pieces) and self._pieces[self._begin].last_hash < wanted.first:
-            self._begin += 1
-        end = bisect_right(self._first_hashes, wanted.last)
-        needed = [piece for piece in self._pieces[self._begin : end] if piece.last_hash >= wanted.first]
-        self._read = {piece.key: self._read[piece.key] for piece in needed if piece.key in self._read}
-        for piece in needed:
-            if piece.key not in self._read:
-                self._read[piece.key] = read_piece(self._folder, self._operator, piece, self._stored)
-        run = joined([self._read[piece.key].slice(wanted.first, wanted.last) for piece in needed], self._operator)
-        return self._none if run is None else run.projected(self._schema)
 
 
 def _count(found: TableDifference, one: Run, other: Run, keys_each: int) -> None:

@@ -10,13 +10,13 @@
 After a restore the same function or processor, or its one-line counterpart (`sparks_operators`), continues on holdfast,
 from the same positions and watermark.
 
-Source: Spark 4.3's data sources ``state-metadata`` and ``statestore``, and states that its operators wrote.
+Source: Spark 4.3's data source ``statestore``, and states that its operators wrote.
 """
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,20 +26,19 @@ from pyspark.sql.types import StructType
 
 from holdfast import clock
 from holdfast.backends.schema import TableSchema
-from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
-from holdfast.settings import Settings
-from holdfast.snapshotter.savepoints.manifest import SavedOperator, SavedSink, Savepoint, sinks_of
+from holdfast.errors import InvalidArgumentError, NotFoundError
+from holdfast.snapshotter.savepoints.manifest import SavedOperator, Savepoint
 from holdfast.snapshotter.savepoints.savepoints import begin_savepoint
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.plan.arguments import can_host_processors, operator_name
 from holdfast.spark_integration.processor.state.timers import timer_tables
 from holdfast.spark_integration.processor.state.variable_tables import Kind
 from holdfast.spark_integration.processor.state.variables import StateVariable
-from holdfast.spark_integration.savepoints.by_spark import operators_by_spark
 from holdfast.spark_integration.savepoints.changes import require_comment, require_counts
-from holdfast.spark_integration.savepoints.creating import saved_query
-from holdfast.spark_integration.savepoints.seeding import partitions_of
+from holdfast.spark_integration.savepoints.creating import decided_sinks, saved_query
+from holdfast.spark_integration.savepoints.new_query import partitions_of
 from holdfast.spark_integration.savepoints.sparks_operators import (
     AGGREGATION,
     HAVE_COUNTERPARTS,
@@ -51,9 +50,9 @@ from holdfast.spark_integration.savepoints.sparks_operators import (
 from holdfast.spark_integration.savepoints.tasks import settings_of, versions_of
 from holdfast.spark_integration.savepoints.write import TableRows, TableSetWriter, without_rows
 from holdfast.spark_integration.shard.operator import STATE_TABLE
-from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, POINTER_COLUMN, POINTER_VARIABLE, STATE_VARIABLES
+from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, STATE_VARIABLES
 from holdfast.spark_integration.shard.timeout import TimeMode, TimeoutConf
-from holdfast.spark_integration.spark_state.pointers import PROVIDER, NotKnownError, StateOperators, modes_of
+from holdfast.spark_integration.spark_state.pointers import PROVIDER, StateOperator, StateOperators, modes_of
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.tables.entry_rows import first_number
@@ -67,6 +66,8 @@ if TYPE_CHECKING:
 _PROCESSORS = ("transformWithStateInPandasExec", "transformWithStateInPySparkExec")
 _KINDS: Mapping[str, Kind] = {"ValueState": "value", "ListState": "list", "MapState": "map"}
 _NO_TIMEOUT = -1
+#: ASCII characters that URLs leave unescaped: Spark's source of state mistakes a location with others for another one.
+_AS_IT_IS = frozenset(string.ascii_letters + string.digits + "/-_.!~'()*:@&=+$,;")
 
 
 def from_spark(
@@ -95,10 +96,8 @@ def from_spark(
     spark : SparkSession
     checkpoint_location : str or pathlib.Path
         The query's ``checkpointLocation``. Stop the query first, or what it does from then on is not saved.
-    target : str or pathlib.Path
-        The directory for savepoints.
-    name : str
-        The savepoint's name.
+    target, name, batchId, comment
+        As in `create`.
     operators : str, or mapping of int to str
         The operator's name in holdfast; if the query has several, names by their numbers in ``state-metadata``.
     timeoutConf : {"ProcessingTimeTimeout", "EventTimeTimeout"}, optional
@@ -108,28 +107,19 @@ def from_spark(
         ``{"n": "count", "worst": "max"}``; if the query has several aggregations, by their numbers.
     window : str or sequence of str, or mapping of int to these, optional
         The durations that the aggregation's ``window`` was given: ``"1 hour"``, ``["1 hour", "5 minutes"]``.
-    batchId : int, optional
-        The micro-batch; by default the last committed one.
     shards : int, optional
         By default as many as the query has partitions.
-    comment : str
-        A comment to show with the savepoint.
-
-    Returns
-    -------
-    Savepoint
 
     Raises
     ------
     InvalidArgumentError
         The location is not a query's, the state is holdfast's already or another operator's, or an argument is wrong.
-    ConflictError
-        There is a savepoint of this name, or somebody else has begun one since.
-    NotFoundError
-        The micro-batch is not committed, or was purged.
+    ConflictError, NotFoundError
+        As in `create`.
     """
     require_comment(comment)
     require_counts(shards=shards)
+    require_readable(str(checkpoint_location))
     settings, options = settings_of(spark)
     with (
         open_storage(str(checkpoint_location), options) as logs,
@@ -139,71 +129,84 @@ def from_spark(
         location = QueryLocation(logs)
         query_id, batch = location.query_id(), location.batch(batchId)
         wanted = shards if shards is not None else partitions_of(batch.conf)
-        found = operators_by_spark(spark, str(checkpoint_location), batch.batch_id)
-        steps = _named([_Step(*facts, str(checkpoint_location), batch, spark) for facts in found], operators)
+        spark_versions.start_state_coordinator(spark)
+        found = require_sparks_own(logs, batch.batch_id)
+        steps = _named([_Step(one, str(checkpoint_location), batch, spark) for one in found], operators)
         given = _described([step for _, step in steps], aggregates, window)
         writer = TableSetWriter(spark, settings, str(target), name, new.id)
         saved = [_saved(step, of, writer, timeoutConf, given[step.number], wanted) for of, step in steps]
-        query = saved_query(location, query_id, batch, new.folder, _sinks(settings, options, query_id))
+        sinks = decided_sinks(settings, options, query_id)
+        query = saved_query(location, query_id, batch, new.folder, sinks)
         savepoint = Savepoint(name, comment, clock.now_ms(), versions_of(spark), query, tuple(saved))
         new.finish(savepoint)
     return savepoint
 
 
-def _sinks(settings: Settings, options: Mapping[str, object], query_id: str) -> tuple[SavedSink, ...]:
-    """Return holdfast's sinks of a query without holdfast state."""
-    if settings.state_dir is None:
-        return ()
-    with open_storage(settings.state_dir, options) as storage:
-        return sinks_of(storage, query_id)
+def require_readable(checkpoint_location: str) -> None:
+    """Refuse a location with characters that Spark's ``statestore`` escapes: it would look elsewhere."""
+    escaped = sorted(
+        one
+        for one in set(checkpoint_location)
+        if not (one in _AS_IT_IS if one.isascii() else one.isprintable() and not one.isspace())
+    )
+    if escaped:
+        raise InvalidArgumentError(
+            "Spark reads no state below a checkpointLocation that has such characters: name it through a symbolic link",
+            checkpoint_location=checkpoint_location,
+            characters=escaped,
+        )
 
 
-def require_sparks_own(location: ObjectStorage, batch_id: int | None) -> None:
-    """Raise the errors of `from_spark` for a missing micro-batch or holdfast's own state, without starting Spark."""
-    batch, operators = QueryLocation(location).batch(batch_id), StateOperators(location)
-    with suppress(NotKnownError, CorruptionError):
-        for operator in operators.at(batch.batch_id):
-            if operators.hold_pointers(operator):
-                raise _is_ours(operator.number)
+def require_sparks_own(location: ObjectStorage, batch_id: int) -> list[StateOperator]:
+    """Return the operators of a query as of a micro-batch. Raises `InvalidArgumentError` if one is holdfast's."""
+    operators = StateOperators(location)
+    found = operators.every(batch_id)
+    if ours := [one.number for one in found if operators.hold_pointers(one)]:
+        raise InvalidArgumentError(
+            "the state of this query is holdfast's already: holdfast.savepoints.create saves it", number=ours[0]
+        )
+    return found
 
 
 @dataclass(frozen=True)
 class _Step:
     """One of Spark's operators with state."""
 
-    number: int
-    host: str  #: Spark's name of it
-    properties: Mapping[str, Any]  #: What Spark keeps of ``transformWithState``: modes, and variables
+    operator: StateOperator
     location: str
     batch: LoggedBatch
     spark: SparkSession
 
     @property
-    def batch_id(self) -> int:
-        return self.batch.batch_id
+    def number(self) -> int:
+        return self.operator.number
+
+    @property
+    def host(self) -> str:
+        return self.operator.host
+
+    @property
+    def modes(self) -> dict[str, str]:
+        """Of a processor."""
+        return modes_of(self.operator.properties, self.number)
 
     @property
     def hosts_processors(self) -> bool:
         """Whether processors run on the query's state store."""
         return can_host_processors(self.spark, str(self.batch.conf.get(PROVIDER)))
 
-    @property
-    def variables(self) -> list[dict[str, Any]]:
-        """What a processor declared, as Spark keeps it."""
-        return list(self.properties.get("stateVariables", []))
-
-    def read(self, **options: object) -> DataFrame:
+    def read(self, **options: str) -> DataFrame:
         from pyspark.errors import PySparkException
 
-        source = self.spark.read.format("statestore").option("operatorId", self.number).option("batchId", self.batch_id)
+        source = self.spark.read.format("statestore").option("operatorId", self.number)
         try:
-            return source.options(**{name: str(value) for name, value in options.items()}).load(self.location)
+            return source.option("batchId", self.batch.batch_id).options(**options).load(self.location)
         except PySparkException as exc:
             raise NotFoundError(
                 "Spark's state of this micro-batch cannot be read: Spark may have purged it",
                 operator=self.host,
                 number=self.number,
-                batch_id=self.batch_id,
+                batch_id=self.batch.batch_id,
                 because=exc,
             ) from exc
 
@@ -276,8 +279,7 @@ def _saved(
         empty = without_rows(name, step.number, GROUP_STATE, shards, has_timeout=has_timeout)
     else:
         tables = list(_processor(step))
-        modes = modes_of(step.properties, step.number)
-        empty = without_rows(name, step.number, STATE_VARIABLES, shards, configuration=modes)
+        empty = without_rows(name, step.number, STATE_VARIABLES, shards, configuration=step.modes)
     return writer.written(empty, tables)
 
 
@@ -298,8 +300,6 @@ def _group_state(step: _Step, timeout_conf: TimeoutConf | None) -> tuple[list[Ta
     rows = step.read()
     keys, value = struct_of(rows.schema["key"]), struct_of(rows.schema["value"])
     state = struct_of(value["groupState"])
-    if state.names == [POINTER_COLUMN]:
-        raise _is_ours(step.number)
     has_timeout = "timeoutTimestamp" in value.names
     if timeout_conf not in (*DUE, "NoTimeout", None) or has_timeout != (timeout_conf in DUE):
         raise InvalidArgumentError(
@@ -323,15 +323,10 @@ def _group_state(step: _Step, timeout_conf: TimeoutConf | None) -> tuple[list[Ta
 
 def _processor(step: _Step) -> Iterator[TableRows]:
     """Yield the tables of a processor: one for each variable, and timers."""
-    declared = [(one["stateName"], one["stateVariableType"], one["ttlEnabled"]) for one in step.variables]
-    if POINTER_VARIABLE in [name for name, _, _ in declared]:
-        raise _is_ours(step.number)
-    keys = StructType([])
-    for name, kind, has_ttl in declared:
-        if kind in _KINDS:
-            keys, table = _variable(step, name, _KINDS[kind], has_ttl=has_ttl)
-            yield table
-    time_mode: TimeMode = modes_of(step.properties, step.number)["timeMode"]  # type: ignore[assignment]
+    for declared in step.operator.properties.get("stateVariables", []):
+        if kind := _KINDS.get(declared["stateVariableType"]):
+            yield _variable(step, declared["stateName"], kind, has_ttl=declared["ttlEnabled"])
+    time_mode: TimeMode = step.modes["timeMode"]  # type: ignore[assignment]
     if time_mode == "None":
         return
     rows = step.read(readRegisteredTimers="true")
@@ -341,8 +336,7 @@ def _processor(step: _Step) -> Iterator[TableRows]:
     yield TableRows(timers[TIMERS], frame, len(keys), timers[TIMERS_BY_DUE])
 
 
-def _variable(step: _Step, name: str, kind: Kind, *, has_ttl: bool) -> tuple[StructType, TableRows]:
-    """Return the grouping columns, and the table of a state variable."""
+def _variable(step: _Step, name: str, kind: Kind, *, has_ttl: bool) -> TableRows:
     rows = step.read(stateVarName=name, flattenCollectionTypes=str(kind == "map").lower())
     keys = struct_of(rows.schema["key"])
     own: list[Column] = []
@@ -351,7 +345,7 @@ def _variable(step: _Step, name: str, kind: Kind, *, has_ttl: bool) -> tuple[Str
         elements = F.posexplode("list_value").alias("place", "value")
         rows = rows.select("key", elements)
         # The order of its elements is that of their numbers, which count on from the version.
-        own = [F.col("place").cast("long") + F.lit(first_number(step.batch_id))]
+        own = [F.col("place").cast("long") + F.lit(first_number(step.batch.batch_id))]
     elif kind == "map":
         user_key, value = struct_of(rows.schema["user_map_key"]), "user_map_value"
         own = _fields("user_map_key", user_key)
@@ -362,15 +356,9 @@ def _variable(step: _Step, name: str, kind: Kind, *, has_ttl: bool) -> tuple[Str
     variable = StateVariable(name, kind, schema, user_key, ttl_ms=1 if has_ttl else None)
     tables = variable.tables(arrow_schema(keys, "the keys"))
     frame = rows.select(*_fields("key", keys), *own, *_fields(value, schema), *expires)
-    return keys, TableRows(tables[variable.table], frame, len(keys), tables.get(index_of(variable.table)))
+    return TableRows(tables[variable.table], frame, len(keys), tables.get(index_of(variable.table)))
 
 
 def _fields(column: str, struct: StructType) -> list[Column]:
     """Return the fields of a struct, by place: their names do not matter, and may be anything."""
     return [F.col(column)[field.name].alias(f"{column}.{place}") for place, field in enumerate(struct)]
-
-
-def _is_ours(number: int) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        "the state of this query is holdfast's already: holdfast.savepoints.create saves it", number=number
-    )

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 
 from holdfast import clock
 from holdfast.backends.base import Pointer
-from holdfast.backends.schema import encode_schemas
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import Settings
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator, find_operator
@@ -34,9 +33,8 @@ from holdfast.snapshotter.savepoints.manifest import continue_sinks as hand_over
 from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration.savepoints import seeding
 from holdfast.spark_integration.savepoints.changes import Changes, Migrate, Plan, Sources, migrated, plans_of
-from holdfast.spark_integration.savepoints.new_query import NewQuery, new_query
+from holdfast.spark_integration.savepoints.new_query import NewQuery, new_query, pinned, seed
 from holdfast.spark_integration.savepoints.restoring_shards import (
     FIRST_VERSION,
     HashRange,
@@ -149,7 +147,7 @@ class Restorable:
         with open_storage(target, options) as savepoints:
             savepoint = read_savepoint(savepoints, name)
         partitions = changes.shards if changes.partitions is None else changes.partitions
-        conf = seeding.pinned(savepoint.query, partitions)
+        conf = pinned(savepoint.query, partitions)
         return cls(target, savepoint, changes, plans_of(savepoint, changes), conf)
 
     @property
@@ -159,7 +157,7 @@ class Restorable:
 
 
 def restore_with(tasks: Tasks, saved: Restorable, checkpoint_location: str | Path) -> str:
-    """Restore a savepoint as `restore` does; if only Spark can, do nothing and raise `NotKnownError`."""
+    """Restore a savepoint as `restore` does; if only Spark can, do nothing and raise `NeedsSparkError`."""
     make_state = tasks.state_maker(saved.conf, saved.hosts)
     with new_query(tasks.settings, tasks.options, checkpoint_location) as new:
         restore_into(tasks, new, saved, make_state)
@@ -202,7 +200,7 @@ def restore_into(tasks: Tasks, new: NewQuery, saved: Restorable, make_state: Sta
     planned = query.planned if changes.continue_sinks else None
     with open_storage(saved.target, new.options) as savepoints:
         folder = savepoint_folder(savepoints, saved.savepoint.name)
-        seeding.seed(new.location, first, folder, query, fresh=changes.sources == "fresh", planned=planned)
+        seed(new.location, first, folder, query, fresh=changes.sources == "fresh", planned=planned)
     if changes.continue_sinks:
         new.require()  # from here on the saved query cannot go on
         hand_over(new.storage, query, new.query_id, clock.new_id())
@@ -270,15 +268,13 @@ def _advise_of_shards(states: Collection[_State]) -> None:
 def _restored(
     tasks: Tasks, new: NewQuery, saved: Restorable, states: Mapping[str, _State]
 ) -> dict[str, dict[int, _Restored]]:
-    """Restore all shards of operators, and return them by number."""
     rows = [row for state in states.values() for row in rows_of_shards(state.plan.saved, state.plan.shards)]
     found: dict[str, dict[int, _Restored]] = {name: {} for name in states}
     operators = {
         name: RestoredOperator(
             state.directory,
             state.plan.shards,
-            state.plan.saved.shards,
-            encode_schemas(state.plan.saved.tables),
+            state.plan.saved.tables,
             saved.savepoint.query.batch_id + 1 - FIRST_VERSION,
             _time_mode(state.plan.saved) == "ProcessingTime",
             state.plan.migrations,
@@ -316,7 +312,6 @@ def _pointers(state: _State, shards: Mapping[int, _Restored], state_dir: str | N
 
 
 def _time_mode(saved: SavedOperator) -> TimeMode:
-    """Return the clock of an operator's timers."""
     stated = saved.configuration.get("timeMode")
     if stated is not None:
         return TIME_MODES[stated.lower()]

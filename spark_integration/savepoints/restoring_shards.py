@@ -16,7 +16,7 @@ twice: its timers and a piece of each table.
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -29,7 +29,6 @@ from holdfast import clock
 from holdfast.backends.arrow.rows import take
 from holdfast.backends.base import Pointer
 from holdfast.backends.run import Run, TableSchema, join_runs, merge_runs
-from holdfast.backends.schema import decode_schemas
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import shard_prefix
@@ -79,7 +78,10 @@ def rows_of_shards(operator: SavedOperator, shards: int) -> list[tuple[Any, ...]
     first_shards = [first for first, _ in stretches]
     pieces: list[list[dict[str, Any]]] = [[] for _ in stretches]
     for piece in operator.pieces:
-        new = _range_of(piece, operator.tables[piece.table], operator.shards).shards(shards)
+        of_piece = HashRange(piece.first_hash, piece.last_hash)
+        if is_by_time(operator.tables[piece.table]):  # which are in the order of their times
+            of_piece = HashRange.of_shard(piece.shard, operator.shards)
+        new = of_piece.shards(shards)
         for found in pieces[bisect_right(first_shards, new[0]) - 1 : bisect_right(first_shards, new[-1])]:
             found.append(piece.to_json())
     return [
@@ -112,13 +114,6 @@ def _tasks(operator: SavedOperator, pieces: Sequence[Piece]) -> int:
     return 1 + all_bytes // (4 * max(1, sum(twice.values())))
 
 
-def _range_of(piece: Piece, schema: TableSchema, shards: int) -> HashRange:
-    """Return the range of hashes of a piece's keys; rows sorted by time do not show it."""
-    if is_by_time(schema):
-        return HashRange.of_shard(piece.shard, shards)
-    return HashRange(piece.first_hash, piece.last_hash)
-
-
 @dataclass(frozen=True)
 class ShardRestorer(ShardTask):
     """Restores the shards of a task; see `ShardTask`."""
@@ -136,9 +131,9 @@ class ShardRestorer(ShardTask):
         name, source = row["operator"], f"a piece of {row['operator']}"
         pieces = [Piece.read(piece, source) for piece in json.loads(row["pieces"])]
         folder, target = savepoint_folder(opened(self.source), self.name), opened(self.target)
-        read = PieceRows(folder, name, self.operators[name], pieces, range(row["shard"], row["last"] + 1))
-        with closing(read):
-            for shard in read.shards:
+        operator, wanted = self.operators[name], range(row["shard"], row["last"] + 1)
+        with closing(PieceRows(folder, name, operator.tables, pieces, operator.shards, wanted)) as read:
+            for shard in wanted:
                 facts = {"operator": name, "shard": shard}
                 try:
                     commit_id, earliest_timer_ms = self._commit(name, shard, read, target)
@@ -177,25 +172,34 @@ class RestoredOperator:
     """Where an operator's state goes."""
 
     directory: str  #: Below the state directory
-    #: Now, and in the savepoint
     shards: int
-    old_shards: int
-    schemas: Mapping[str, list[str]]  #: Encoded, of all tables as they were saved
+    tables: Mapping[str, TableSchema]  #: All, as they were saved
     versions: int  #: By how many the query's versions begin earlier than in the savepoint
     wakes_to_evict: bool  #: Whether rows that expire wake a shard, as timers do
     migrations: Mapping[str, Migration] = field(default_factory=dict)  #: By table what gives it other columns
 
 
 class PieceRows:
-    """The rows of new shards, each asked for once, ascending; pieces are read once and ahead, in that order."""
+    """The rows of new shards, each asked for once, ascending; pieces are read once and ahead, in that order.
+
+    `shards`: how many there are; `wanted`: those that are asked for. Raises `CorruptionError`.
+    """
 
     def __init__(
-        self, folder: PrefixedStorage, name: str, operator: RestoredOperator, pieces: Sequence[Piece], shards: range
+        self,
+        folder: PrefixedStorage,
+        name: str,
+        tables: Mapping[str, TableSchema],
+        pieces: Sequence[Piece],
+        shards: int,
+        wanted: range,
     ) -> None:
-        self.shards = shards
-        self.tables = decode_schemas(operator.schemas)
-        self._name, self._operator = name, operator
-        self._pieces = {table: [piece for piece in pieces if piece.table == table] for table in self.tables}
+        self.tables = tables
+        self._shards, self._wanted = shards, wanted
+        self._pieces = {table: [piece for piece in pieces if piece.table == table] for table in tables}
+        for table, mine in self._pieces.items():
+            if not is_by_time(tables[table]) and any(a.last_hash > b.first_hash for a, b in pairwise(mine)):
+                raise CorruptionError("the pieces of a savepoint do not ascend", operator=name, table=table)
         self._read = each_ahead(
             lambda piece: (piece, read_piece(folder, name, piece, self.tables[piece.table])), self._in_order()
         )
@@ -208,36 +212,34 @@ class PieceRows:
 
     def of_shard(self, shard: int) -> Iterator[tuple[str, Run]]:
         """Yield the rows of each table that has any whose keys are in a shard."""
-        wanted = HashRange.of_shard(shard, self._operator.shards)
+        wanted = HashRange.of_shard(shard, self._shards)
         for table, schema in self.tables.items():
             if is_by_time(schema):
                 runs = self._timers_by_shard(table).pop(shard, [])
-                run = merge_runs(runs, drop_deletes=True) if runs else None
-            else:
-                mine = [self._piece(piece).slice(wanted.first, wanted.last) for piece in self._needed(table, shard)]
-                run = joined(mine, self._name)
-            if run is not None:
-                yield table, run
+                if runs:
+                    yield table, merge_runs(runs, drop_deletes=True)
+                continue
+            mine = [self._piece(piece).slice(wanted.first, wanted.last) for piece in self._needed(table, shard)]
+            if found := [run for run in mine if len(run)]:
+                yield table, join_runs(found)
 
     def _in_order(self) -> Iterator[Piece]:
         """Yield the pieces in the order in which they are needed: timers together, a piece that shards share once."""
         last: dict[str, Piece] = {}
-        for shard in self.shards:
+        for shard in self._wanted:
             for table, schema in self.tables.items():
                 if not is_by_time(schema):
                     needed = self._needed(table, shard)
                     yield from needed[1:] if needed[:1] == [last.get(table)] else needed
                     if needed:
                         last[table] = needed[-1]
-                elif shard == self.shards[0]:
+                elif shard == self._wanted[0]:
                     yield from self._pieces[table]
 
     def _needed(self, table: str, shard: int) -> list[Piece]:
-        operator, wanted = self._operator, HashRange.of_shard(shard, self._operator.shards)
-        schema = self.tables[table]
-        return [
-            piece for piece in self._pieces[table] if _range_of(piece, schema, operator.old_shards).overlaps(wanted)
-        ]
+        pieces, wanted = self._pieces[table], HashRange.of_shard(shard, self._shards)
+        begin = bisect_left(pieces, wanted.first, key=lambda piece: piece.last_hash)
+        return pieces[begin : bisect_right(pieces, wanted.last, key=lambda piece: piece.first_hash)]
 
     def _piece(self, piece: Piece) -> Run:
         if piece.table not in self._last or self._last[piece.table][0] != piece:
@@ -250,7 +252,7 @@ class PieceRows:
         if table not in self._timers:
             found: dict[int, list[Run]] = {}
             for _, run in islice(self._read, len(self._pieces[table])):
-                for shard, timers in _by_shard(run, self._operator.shards, self.shards):
+                for shard, timers in _by_shard(run, self._shards, self._wanted):
                     found.setdefault(shard, []).append(timers)
             self._timers[table] = found
         return self._timers[table]
@@ -266,13 +268,3 @@ def _by_shard(run: Run, shards: int, wanted: range) -> Iterator[tuple[int, Run]]
     for shard, (begin, end) in zip(wanted, pairwise([0, *ends]), strict=True):
         if begin < end:
             yield shard, Run(run.schema, rows.slice(begin, end - begin))
-
-
-def joined(runs: Sequence[Run], operator: str) -> Run | None:
-    """Return a table's ascending pieces as one run; None if there are none."""
-    found = [run for run in runs if len(run)]
-    if not found:
-        return None
-    if any(before.hashes[-1] > after.hashes[0] for before, after in pairwise(found)):
-        raise CorruptionError("the pieces of a savepoint do not ascend", operator=operator, table=found[0].schema.name)
-    return join_runs(found)

@@ -267,7 +267,6 @@ def _places(state: _State, window: str | Sequence[str]) -> WindowPlaces:
 
 
 def _require_windows(frame: DataFrame, window: Column, places: WindowPlaces) -> None:
-    """Check that the stored windows have the declared durations."""
     found = frame.select(window["start"].alias("start"), window["end"].alias("end")).distinct().toArrow()
     start, end = (microseconds(column) for column in found.columns)
     if (end - start != places.length_us).any() or ((start - places.start_us) % places.slide_us).any():
@@ -310,7 +309,8 @@ def _accumulators(state: _State, first: int, described: Described) -> tuple[tupl
         if names == _BUFFERS["mean"]:
             found[0] = F.when(found[1] != 0, found[0])
         if function == "approx_count_distinct":
-            registers = Registers(name, "", _register_bits(len(names)))
+            bits = ((len(names) - 1) * 10).bit_length()  # of a register's number: a word holds ten registers
+            registers = Registers(name, "", bits)
             accumulators.append(registers)
             found = [_registers(registers, at)]
         else:
@@ -330,11 +330,6 @@ def _words(fields: Sequence[T.StructField]) -> tuple[str, ...]:
     names = [f"MS[{i}]" for i in range(len(fields))]
     others = [i for i, field in enumerate(fields) if field.name != names[i]]
     return (*names[: others[0] if others else None],)
-
-
-def _register_bits(words: int) -> int:
-    """Return how many bits a register's number has, given the words of Spark's registers."""
-    return ((words - 1) * 10).bit_length()
 
 
 def _registers(of: Registers, first: int) -> Column:

@@ -1,15 +1,14 @@
-"""Who reads and writes the pointers of a query and works on its shards: Spark (`SparkTasks`) or this process."""
+"""Who makes the state of a query and works on its shards: Spark (`SparkTasks`) or this process (`OwnProcess`)."""
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pyarrow as pa
 
@@ -22,25 +21,15 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration import spark_versions
-from holdfast.spark_integration.savepoints.new_query import NewQuery
-from holdfast.spark_integration.savepoints.seeding import FirstState, partitions_of
+from holdfast.spark_integration.savepoints.new_query import FirstState, NewQuery, partitions_of
 from holdfast.spark_integration.shard.task import io_executor, storage_at
-from holdfast.spark_integration.spark_state.pointers import (
-    PLAIN_ROWS,
-    NewState,
-    NotKnownError,
-    PointerOperator,
-    StatefulStep,
-    stored_steps,
-)
-from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
+from holdfast.spark_integration.spark_state.pointers import PLAIN_ROWS, NewState, PointerOperator
 from holdfast.spark_integration.transport.routes import routes_of
 from holdfast.spark_integration.worker_python import require_worker_python
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-_log = logging.getLogger(__name__)
 _PUTS_AT_ONCE = 16
 _TYPES = {"string": pa.string(), "int": pa.int32(), "long": pa.int64(), "binary": pa.binary()}
 _Item = TypeVar("_Item")
@@ -145,33 +134,6 @@ def failed(facts: Mapping[str, Any], error: HoldfastError) -> dict[str, Any]:
     return {"operator": facts["operator"], "shard": facts["shard"], "error": f"{type(error).__name__}: {error}"}
 
 
-class Tasks(Protocol):
-    """Who reads the pointers of a query, writes those of a new one, and works on their shards."""
-
-    @property
-    def settings(self) -> Settings:
-        """With the query's state directory."""
-
-    @property
-    def options(self) -> Mapping[str, object]:
-        """Options of the storages."""
-
-    def versions(self) -> dict[str, str]:
-        """Return the releases involved."""
-
-    def steps(self, location: ObjectStorage, checkpoint_location: str, batch: LoggedBatch) -> list[StatefulStep]:
-        """Return the operators with state of a query, with their pointers after a micro-batch; see `stored_steps`."""
-
-    def run(self, shards: Sequence[tuple[Any, ...]], task: ShardTask) -> Sequence[Any]:
-        """Run a task for some shards; see `run_tasks`."""
-
-    def require_known(self, location: ObjectStorage) -> None:
-        """Raise `NotKnownError` if only Spark can read a query's pointers, or make its state."""
-
-    def state_maker(self, conf: Mapping[str, str], hosts: Collection[str]) -> StateMaker:
-        """Return the function that makes a query's state from its settings and operators. Raises `NotKnownError`."""
-
-
 def settings_of(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
     """Return the settings of a session, and the options of its storage."""
     configuration = dict(spark.conf.getAll)
@@ -188,44 +150,32 @@ def configured(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
 
 
 class SparkTasks:
-    """A session of Spark: its executors work on the shards. See `Tasks`. Raises `InvalidArgumentError`."""
+    """A session of Spark, with the query's state directory: its executors work. Raises `InvalidArgumentError`."""
 
     def __init__(self, spark: SparkSession) -> None:
         self.spark = spark
         self.settings, self.options = configured(spark)
 
     def versions(self) -> dict[str, str]:
+        """Return the releases involved."""
         return versions_of(self.spark)
 
-    def steps(self, location: ObjectStorage, checkpoint_location: str, batch: LoggedBatch) -> list[StatefulStep]:
-        """See `Tasks`; Spark's own reader reads unknown forms."""
-        try:
-            return stored_steps(location, batch)
-        except NotKnownError as exc:
-            _log.warning("Spark reads the pointers to the query's state: %s", exc)
-            from holdfast.spark_integration.savepoints.by_spark import steps_by_spark
-
-            return steps_by_spark(self.spark, checkpoint_location, batch.batch_id)
-
     def run(self, shards: Sequence[tuple[Any, ...]], task: ShardTask) -> Sequence[Any]:
-        """See `Tasks`; each shard has a task of its own."""
+        """Run a task for some shards; see `run_tasks`."""
         return run_tasks(self.spark, shards, task)
 
-    def require_known(self, location: ObjectStorage) -> None:
-        """See `Tasks`; Spark reads and makes its own state."""
-
     def state_maker(self, conf: Mapping[str, str], hosts: Collection[str]) -> StateMaker:
-        """See `Tasks`; a query of Spark's makes it."""
-        from holdfast.spark_integration.savepoints.by_spark import state_by_stub
+        """Return what makes the state of a query with these settings and operators."""
+        from holdfast.spark_integration.savepoints.stub import state_by_stub
 
         return partial(state_by_stub, self.spark, conf)
 
 
 @dataclass(frozen=True)
 class OwnProcess:
-    """A process without Spark; see `Tasks`."""
+    """A process without Spark."""
 
-    settings: Settings
+    settings: Settings  #: With the query's state directory
     options: Mapping[str, object]  #: As `parse_storage_options` returned them
     executor: Executor  #: Must not run the caller
     at_once: int  #: How many shards are worked on side by side: each needs memory for its rows, up to three times
@@ -247,10 +197,6 @@ class OwnProcess:
     def versions(self) -> dict[str, str]:
         """Return the releases involved, without Spark's."""
         return {"holdfast": distribution.VERSION}
-
-    def steps(self, location: ObjectStorage, checkpoint_location: str, batch: LoggedBatch) -> list[StatefulStep]:
-        """See `Tasks`; raises `NotKnownError` if only Spark reads them."""
-        return stored_steps(location, batch)
 
     def run(self, shards: Sequence[tuple[Any, ...]], task: ShardTask) -> Sequence[Any]:
         """Run a task for some shards, several in parallel; raises its errors, with the shard."""
@@ -275,12 +221,8 @@ class OwnProcess:
                     self.on_shard(1)
         return found
 
-    def require_known(self, location: ObjectStorage) -> None:
-        batch = QueryLocation(location).batch()
-        steps = stored_steps(location, batch)
-        self.state_maker(batch.conf, {step.host for step in steps if step.is_ours})
-
     def state_maker(self, conf: Mapping[str, str], hosts: Collection[str]) -> StateMaker:
+        """Do as `SparkTasks.state_maker`. Raises `NeedsSparkError`."""
         state = NewState.of(conf, partitions_of(conf), hosts)
 
         def make(new: NewQuery, operators: Sequence[PointerOperator]) -> FirstState:
@@ -292,3 +234,7 @@ class OwnProcess:
             return FirstState({**conf, **PLAIN_ROWS})
 
         return make
+
+
+#: Who works; both have the same methods.
+Tasks = SparkTasks | OwnProcess

@@ -37,7 +37,7 @@ from pyspark.sql.types import LongType, StructType
 from holdfast import clock
 from holdfast.backends.arrow.rows import HashArray, order_rows
 from holdfast.backends.run import Keys, Run
-from holdfast.backends.schema import TableSchema, decode_schemas, encode_schemas
+from holdfast.backends.schema import TableSchema
 from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.settings import Settings
 from holdfast.snapshotter.fields import NUMBER_LIMIT
@@ -67,7 +67,7 @@ from holdfast.spark_integration.plan.grouping_keys import Grouping, resolve_keys
 from holdfast.spark_integration.plan.session import shuffle_partitions
 from holdfast.spark_integration.processor.state.variable_tables import find_shown, grouping_columns, is_of_entry
 from holdfast.spark_integration.savepoints.changes import require_comment, require_counts
-from holdfast.spark_integration.savepoints.seeding import PARTITIONS
+from holdfast.spark_integration.savepoints.new_query import PARTITIONS
 from holdfast.spark_integration.savepoints.tasks import (
     ShardTask,
     columns_of,
@@ -258,7 +258,7 @@ class TableWriter:
     name: str
     maker: str
     operator: str
-    schemas: Mapping[str, list[str]]  #: Encoded: of the table, and of its index, if it has one
+    tables: Sequence[TableSchema]  #: The table, and its index, if it has one
     ends: RowEnds | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -283,7 +283,7 @@ class TableWriter:
 
     def _store(self, shard: int, rows: pa.Table) -> dict[str, Any]:
         folder = savepoint_folder(storage_at(self.target, self.settings), self.name)
-        schema, *indexes = decode_schemas(self.schemas).values()
+        schema, *indexes = self.tables
         run = run_of(schema, rows.column(0).to_numpy(), rows.select(range(_BEFORE, rows.num_columns)))
         by_time = [_index_of(run, index, self.ends) for index in indexes]
         stored = [
@@ -401,10 +401,6 @@ def write(
     comment : str
         A comment to show with the savepoint.
 
-    Returns
-    -------
-    Savepoint
-
     Raises
     ------
     InvalidArgumentError
@@ -455,16 +451,10 @@ def edit(
         The directory of both savepoints.
     base : str
         The savepoint from which the rest is copied, including the positions of sources.
-    name : str
-        The new savepoint's name.
     operator : str, optional
         Required if the base has several.
-    comment : str
-        A comment to show with the savepoint.
-
-    Returns
-    -------
-    Savepoint
+    name, comment
+        As in `write`, which also says what is returned, and raised besides.
 
     Raises
     ------
@@ -472,8 +462,6 @@ def edit(
         There is no such base, or no such operator in it.
     CorruptionError
         A part of the base is damaged.
-    InvalidArgumentError, SchemaMismatchError, ConflictError
-        As of `write`.
     """
     require_comment(comment)
     frames = dict(tables) if isinstance(tables, Mapping) else {STATE_TABLE: tables}
@@ -550,7 +538,7 @@ class TableSetWriter:
             index = {} if rows.index is None else {rows.index.name: rows.index}
             own = {rows.schema.name: rows.schema, **index}
             into = self.settings, self.target, self.name, self.maker, operator.name
-            writer = TableWriter(*into, encode_schemas(own), rows.ends)
+            writer = TableWriter(*into, [*own.values()], rows.ends)
             # While there is no row, none has a null.
             not_null = frozenset(rows.schema.columns.names[_BEFORE:])
             pieces = [piece for piece in pieces if piece.table not in own]

@@ -47,9 +47,9 @@ import struct
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
@@ -62,6 +62,7 @@ from holdfast.spark_integration.shard.pointer_row import (
     POINTER_VARIABLE,
     STATE_VARIABLES,
     PointerRow,
+    operator_of,
 )
 from holdfast.spark_integration.shard.timeout import TIME_MODES, TimeMode, TimeoutConf
 from holdfast.spark_integration.spark_state import row_streams
@@ -87,7 +88,7 @@ _POINTERS_OF_GROUPS = ("groupState",)
 _TIMEOUT = "timeoutTimestamp"
 _FILE_BYTES_MAX = 64 << 20
 _PARTITIONS_MAX = 1 << 20
-_METADATA = re.compile(r"metadata|v2/(0|[1-9][0-9]{0,17})")
+_METADATA, _SCHEMA_BEGIN = re.compile(r"metadata|v2/(0|[1-9][0-9]{0,17})"), b"\0\2v2"
 _PREFIX = "spark.sql.streaming.stateStore."
 #: The setting that names the class of state stores.
 PROVIDER = f"{_PREFIX}providerClass"
@@ -114,21 +115,12 @@ PLAIN_ROWS: Mapping[str, str] = {ROW_CHECKSUM: "false", ENCODING: "unsaferow"}
 _NO_TIMEOUT = -1
 
 
-class NotKnownError(Exception):
-    """Spark's state has an unknown form; the text says which."""
+class NeedsSparkError(Exception):
+    """Only Spark makes state in this form; the text says which."""
 
 
-@contextmanager
-def reading_state(location: str) -> Iterator[None]:
-    """Map an unknown form of state to an error that users see."""
-    try:
-        yield
-    except NotKnownError as exc:
-        raise InvalidArgumentError(
-            f"only Spark can read pointers in this form of state, {exc}: save the query "
-            "(holdfast savepoint create, which starts Spark for them), and read the savepoint",
-            location=location,
-        ) from exc
+def _not_known(form: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"holdfast does not read this form of Spark's state: {form}")
 
 
 @dataclass(frozen=True)
@@ -148,14 +140,14 @@ class StateOperators:
 
     def __init__(self, location: ObjectStorage) -> None:
         self._location = location
-        self._read: dict[str, StateOperator] = {}
-        self._pointer_columns: dict[int, tuple[str, ...]] = {}
+        self._read = cache(partial(_read, location))
+        self._columns = cache(partial(_pointer_columns, location))
         # Up to which micro-batch it is known which metadata there is, and by operator since when each holds.
         self._listed = -1
         self._versions: list[dict[int, str]] = []
 
     def at(self, batch_id: int) -> list[StateOperator]:
-        """Return the operators as of a committed micro-batch. Raises `CorruptionError`, `NotKnownError`."""
+        """Return the operators as of a committed micro-batch. Raises `CorruptionError`, `InvalidArgumentError`."""
         if batch_id > self._listed:
             versions: list[dict[int, str]] = []
             while found := self._list(len(versions)):
@@ -164,26 +156,35 @@ class StateOperators:
         operators = []
         for number, since in enumerate(self._versions):
             if held := [first for first in since if first <= batch_id]:
-                key = since[max(held)]
-                if key not in self._read:
-                    self._read[key] = _read(self._location, key, number)
-                operators.append(self._read[key])
+                operators.append(self._read(since[max(held)], number))
         return operators
 
+    def every(self, batch_id: int) -> list[StateOperator]:
+        """Return the operators as `at` does, at least one; raises if one is left out."""
+        found = self.at(batch_id)
+        if self._location.list(f"state/{len(found)}/"):  # they are numbered without gaps, and each has metadata
+            raise CorruptionError(
+                "Spark's metadata of an operator with state is missing: the checkpoint location was copied in part, "
+                "or files of it were deleted; restore them",
+                number=len(found),
+                location=self._location.url,
+            )
+        if not found:
+            raise InvalidArgumentError(
+                "this is not the checkpoint location of a query with state that has committed a micro-batch",
+                checkpoint_location=self._location.url,
+            )
+        return found
+
     def hold_pointers(self, operator: StateOperator) -> bool:
-        """Tell whether an operator keeps holdfast's pointers; for groups see `pointer_columns`."""
+        """Tell whether an operator keeps holdfast's pointers. Raises `InvalidArgumentError`, `CorruptionError`."""
         if operator.host == GROUP_STATE:
-            return bool(operator.partitions and self._columns(operator))
+            return bool(operator.partitions and self._columns(operator.number))
         return operator.host == STATE_VARIABLES and POINTER_VARIABLE in operator.variables
 
     def has_timeout(self, operator: StateOperator) -> bool:
         """Tell whether each pointer of a group has a timeout beside it."""
-        return _TIMEOUT in self._columns(operator)
-
-    def _columns(self, operator: StateOperator) -> tuple[str, ...]:
-        if operator.number not in self._pointer_columns:
-            self._pointer_columns[operator.number] = pointer_columns(self._location, operator)
-        return self._pointer_columns[operator.number]
+        return _TIMEOUT in self._columns(operator.number)
 
     def _list(self, number: int) -> dict[int, str]:
         """Return the keys of an operator's metadata by the first micro-batch for which each holds."""
@@ -197,7 +198,7 @@ def _read(location: ObjectStorage, key: str, number: int) -> StateOperator:
     text = bytes(location.get(key, _FILE_BYTES_MAX))
     version, _, document = text.partition(b"\n")
     if version not in (b"v1", b"v2"):
-        raise NotKnownError(f"{source} has a format other than v1 and v2")
+        raise _not_known(f"{source} has a format other than v1 and v2")
     try:
         found = json.loads(document)
         operator, stores = found["operatorInfo"], found["stateStoreInfo"]
@@ -218,19 +219,18 @@ def _partitions(number: object) -> int:
     return number
 
 
-def pointer_columns(location: ObjectStorage, operator: StateOperator) -> tuple[str, ...]:
-    """Return a group's pointer columns; empty if it is not ours. Raises `NotKnownError`, `CorruptionError`."""
-    key = f"state/{operator.number}/0/_metadata/schema"
+def _pointer_columns(location: ObjectStorage, number: int) -> tuple[str, ...]:
+    """Return the pointer columns of an operator of groups; empty if it is not ours."""
+    key = f"state/{number}/0/_metadata/schema"
     source = f"{location.url}/{key}"
     try:
         data = bytes(location.get(key, _FILE_BYTES_MAX))
     except NotFoundError as exc:
-        raise NotKnownError(f"{source} is not there") from exc
+        raise _not_known(f"{source} is not there") from exc
+    if data[: len(_SCHEMA_BEGIN)] != _SCHEMA_BEGIN[: len(data)]:
+        raise _not_known(f"{source} has a format other than v2")
     try:
-        version, at = _text(data, 0)
-        if version != "v2":
-            raise NotKnownError(f"{source} has a format other than v2")
-        _, at = _texts(data, at)
+        _, at = _texts(data, len(_SCHEMA_BEGIN))
         values, _ = _texts(data, at)
         columns = json.loads(values)["fields"]
         names = tuple(column["name"] for column in columns)
@@ -255,7 +255,7 @@ def schema_of_groups(*, has_timeout: bool) -> bytes:
     pointer = _struct(**{POINTER_COLUMN: "binary"})
     value = _struct(groupState=pointer, **({_TIMEOUT: "long"} if has_timeout else {}))
     parts = [struct.pack(">i", 1) + _java_text(_json(one)) for one in (_struct(**{ROUTE: "integer"}), value)]
-    return _java_text("v2") + b"".join(parts)
+    return _SCHEMA_BEGIN + b"".join(parts)
 
 
 def _struct(**columns: Any) -> dict[str, Any]:
@@ -271,17 +271,13 @@ def _java_text(text: str) -> bytes:
     return struct.pack(">H", len(text)) + text.encode()
 
 
-def _text(data: bytes, at: int) -> tuple[str, int]:
-    (size,) = struct.unpack_from(">H", data, at)
-    return data[at + 2 : at + 2 + size].decode(), at + 2 + size
-
-
 def _texts(data: bytes, at: int) -> tuple[str, int]:
     (count,) = struct.unpack_from(">i", data, at)
     parts, at = [], at + 4
     for _ in range(count):
-        part, at = _text(data, at)
-        parts.append(part)
+        (size,) = struct.unpack_from(">H", data, at)
+        parts.append(data[at + 2 : at + 2 + size].decode())
+        at += 2 + size
     return "".join(parts), at
 
 
@@ -298,13 +294,18 @@ class StateStores:
 
     @classmethod
     def of(cls, batch: LoggedBatch) -> StateStores:
-        """Return the settings that Spark has pinned. Raises `NotKnownError`, `CorruptionError`."""
+        """Return the settings that Spark has pinned. Raises `InvalidArgumentError`, `CorruptionError`."""
         pinned = batch.conf
-        provider, codec = store_of(pinned)
+        provider, codec = str(pinned.get(PROVIDER, _PACKAGE + FILES)), _codec_of(pinned)
+        if provider not in (_PACKAGE + FILES, _PACKAGE + _ROCKSDB):
+            raise _not_known(f"the state store {provider[:200]}")
+        if codec not in CODECS:
+            raise _not_known(f"compressed by {codec[:80]}")
+        provider = provider.removeprefix(_PACKAGE)
         has_checksums = str(pinned.get(ROW_CHECKSUM)).lower() == "true"
         encoding = str(pinned.get(ENCODING, _UNSAFE_ROW)).lower() if provider == _ROCKSDB else _UNSAFE_ROW
         if encoding not in (_UNSAFE_ROW, _AVRO):
-            raise NotKnownError(f"state written with {ENCODING}={encoding[:80]}")
+            raise _not_known(f"written with {ENCODING}={encoding[:80]}")
         return cls(batch.batch_id + 1, provider, codec, has_checksums, encoding == _AVRO, _unique_ids(batch))
 
     def read(
@@ -323,7 +324,7 @@ class StateStores:
 
         rows = rocksdb_files.read_rows(folder, at, self.codec, family, limit_bytes, has_checksums=self.has_checksums)
         if any(row[:1] != _ENCODING_VERSION for pair in rows.items() for row in pair):
-            raise NotKnownError(f"rows with another encoding in {folder.url}")
+            raise _not_known(f"rows with another encoding in {folder.url}")
         return {key[1:]: value[1:] for key, value in rows.items()}
 
     def pointer(self, value: bytes, source: str, *, is_of_group: bool) -> tuple[object, ...]:
@@ -337,17 +338,10 @@ class StateStores:
         return (first_binary(row, source),)
 
 
-def store_of(pinned: Mapping[str, object]) -> tuple[str, str]:
-    """Return the class of a query's state stores, and their codec. Raises `NotKnownError`."""
-    provider = str(pinned.get(PROVIDER, _PACKAGE + FILES))
+def _codec_of(pinned: Mapping[str, object]) -> str:
     named = str(pinned.get(f"{_PREFIX}compression.codec", LZ4))
     match = _CODEC.fullmatch(named)
-    codec = match[1].lower() if match else named
-    if provider not in (_PACKAGE + FILES, _PACKAGE + _ROCKSDB):
-        raise NotKnownError(f"the state store {provider[:200]}")
-    if codec not in CODECS:
-        raise NotKnownError(f"state compressed by {codec[:80]}")
-    return provider.removeprefix(_PACKAGE), codec
+    return match[1].lower() if match else named
 
 
 def _unique_ids(batch: LoggedBatch) -> dict[int, tuple[str, ...]]:
@@ -415,7 +409,8 @@ class StatefulStep:
     host: str  #: Spark's name of it
     is_ours: bool  #: Whether its state are pointers of holdfast
     has_timeout: bool  #: Whether Spark keeps a timeout beside each
-    pointers: dict[str, list[PointerRow]]  #: By the directory that they name; shards that never had rows have none
+    #: By holdfast's operators and their directories; of shards that never had rows there are none
+    pointers: Mapping[str, Mapping[str, list[PointerRow]]]
     #: What Spark keeps of ``transformWithState``: modes, and variables
     properties: Mapping[str, Any] = field(default_factory=dict)
 
@@ -432,39 +427,28 @@ def stored_steps(location: ObjectStorage, batch: LoggedBatch) -> list[StatefulSt
     """Return a query's operators with state, with their pointers after a micro-batch."""
     with ThreadPoolExecutor(_THREADS) as executor:
         operators, stores = StateOperators(location), StateStores.of(batch)
-        found = operators.at(batch.batch_id)
-        if location.list(f"state/{len(found)}/"):  # they are numbered without gaps, and each has metadata
-            raise CorruptionError(
-                "Spark's metadata of an operator with state is missing: the checkpoint location was copied in part, "
-                "or files of it were deleted; restore them",
-                number=len(found),
-                location=location.url,
-            )
-        if not found:
-            raise no_query(location.url)
         steps = []
-        for operator in found:
+        for operator in operators.every(batch.batch_id):
             rows = read_pointers(location, stores, operator, operators, executor)
             has_timeout = rows is not None and operator.host == GROUP_STATE and operators.has_timeout(operator)
-            facts = operator.number, operator.host, rows is not None, has_timeout, by_directory(rows or [])
+            pointers = by_operator(rows or (), location.url)
+            facts = operator.number, operator.host, rows is not None, has_timeout, pointers
             steps.append(StatefulStep(*facts, operator.properties))
         return steps
 
 
-def by_directory(rows: Iterable[PointerRow]) -> dict[str, list[PointerRow]]:
-    """Return pointers by the directory that they name."""
-    pointers: dict[str, list[PointerRow]] = {}
+def by_operator(rows: Iterable[PointerRow], checkpoint_location: str) -> dict[str, dict[str, list[PointerRow]]]:
+    """Return pointers by operator and directory. Raises `InvalidArgumentError` if the state is not durable."""
+    found: dict[str, dict[str, list[PointerRow]]] = {}
     for row in rows:
-        pointers.setdefault(row.directory or "", []).append(row)
-    return pointers
-
-
-def no_query(checkpoint_location: str) -> InvalidArgumentError:
-    """Return the error for a location that belongs to no query with state."""
-    return InvalidArgumentError(
-        "this is not the checkpoint location of a query with state that has committed a micro-batch",
-        checkpoint_location=checkpoint_location,
-    )
+        if row.directory is None:
+            raise InvalidArgumentError(
+                "the query has state that is not durable, because it runs without spark.holdfast.state.dir",
+                location=checkpoint_location,
+            )
+        name = operator_of(row.directory) or row.directory
+        found.setdefault(name, {}).setdefault(row.directory, []).append(row)
+    return found
 
 
 @dataclass(frozen=True)
@@ -487,22 +471,21 @@ class NewState:
 
     @classmethod
     def of(cls, pinned: Mapping[str, str], partitions: int, hosts: Iterable[str]) -> NewState:
-        """Return how to write a query's state. Raises `NotKnownError` if only Spark can."""
-        provider, codec = store_of(pinned)
+        """Return how to write a query's state. Raises `NeedsSparkError`."""
         if PROVIDER not in pinned:
-            raise NotKnownError("a state store that its session chooses")
-        if provider != FILES:
-            raise NotKnownError(f"the state store {provider}")
-        if codec not in WRITTEN_CODECS:
-            raise NotKnownError(f"state compressed by {codec}")
+            raise NeedsSparkError("a state store that its session chooses")
+        if (provider := str(pinned[PROVIDER])) != _PACKAGE + FILES:
+            raise NeedsSparkError(f"the state store {provider.removeprefix(_PACKAGE)[:200]}")
+        if (codec := _codec_of(pinned)) not in WRITTEN_CODECS:
+            raise NeedsSparkError(f"state compressed by {codec[:80]}")
         for name, known in PLAIN_ROWS.items():
             if (given := str(pinned.get(name, known))).lower() != known:
-                raise NotKnownError(f"state written with {name}={given[:80]}")
+                raise NeedsSparkError(f"state written with {name}={given[:80]}")
         if (version := pinned.get(_FORMAT)) != _KNOWN_FORMAT:
-            raise NotKnownError(f"state written with {_FORMAT}={version}")
+            raise NeedsSparkError(f"state written with {_FORMAT}={version}")
         for host in hosts:
             if host != GROUP_STATE:
-                raise NotKnownError(f"the operator {host}")
+                raise NeedsSparkError(f"the operator {host}")
         return cls(partitions, codec)
 
     def files(self, operators: Sequence[PointerOperator]) -> Iterator[tuple[str, bytes]]:

@@ -178,7 +178,7 @@ class QueryLocation:
     """Spark's checkpoint location of one query. `storage`: its root is the location."""
 
     def __init__(self, storage: ObjectStorage) -> None:
-        self._storage = storage
+        self._storage, self.url = storage, storage.url
 
     def query_id(self) -> str:
         """Return the query's id. Raises `InvalidArgumentError` if this is not a checkpoint location."""
@@ -186,7 +186,7 @@ class QueryLocation:
             text, source = self._text("metadata")
         except NotFoundError as exc:
             raise InvalidArgumentError(
-                "this is not the checkpoint location of a query: it lacks the file metadata", location=self._storage.url
+                "this is not the checkpoint location of a query: it lacks the file metadata", location=self.url
             ) from exc
         found = _json(text, source)
         if not isinstance(found.get("id"), str):
@@ -217,8 +217,9 @@ class QueryLocation:
         """Return a committed micro-batch, by default the last one. Raises `NotFoundError`, `CorruptionError`."""
         committed = self.committed()
         if not committed:
+            self.query_id()  # a clearer error where this is none
             raise NotFoundError(
-                "the query has not committed a micro-batch yet: wait for its first one", location=self._storage.url
+                "the query has not committed a micro-batch yet: wait for its first one", location=self.url
             )
         if batch_id is not None and batch_id not in committed:
             raise NotFoundError(
@@ -226,7 +227,7 @@ class QueryLocation:
                 batch_id=batch_id,
                 first=committed[0],
                 last=committed[-1],
-                location=self._storage.url,
+                location=self.url,
             )
         return self.logged(committed[-1] if batch_id is None else batch_id)
 
@@ -273,7 +274,6 @@ class QueryLocation:
         return [(name, json.dumps({"logOffset": min(last, newest[name])})) for name, _ in sources if name in newest]
 
     def _newest_files(self) -> dict[str, int]:
-        """Return the largest file number of each source."""
         newest: dict[str, int] = {}
         for info in self._storage.list("sources/"):
             source, _, name = info.key.removeprefix("sources/").partition("/")
@@ -302,7 +302,7 @@ class QueryLocation:
                 "the query's sources have names, but its log of micro-batches does not: Spark 4.2 writes them with "
                 "spark.sql.streaming.offsetLog.formatVersion=2, set before the query's first start",
                 source=source,
-                location=self._storage.url,
+                location=self.url,
             )
         if whole and whole[-1] > end:
             return names_up_to(end, whole)
@@ -310,7 +310,7 @@ class QueryLocation:
             "Spark's log of a source has a gap: if the query runs, try again",
             source=source,
             missing=missing,
-            location=self._storage.url,
+            location=self.url,
         )
 
     def source_log(self, source: str, name: str) -> memoryview:
@@ -326,7 +326,7 @@ class QueryLocation:
                 raise
             key = f"{folder}{later[0]}{COMPACT}"
             data = self._storage.get(key, _LOG_BYTES_MAX)
-            return memoryview(cut(data, name, f"{self._storage.url}/{key}"))
+            return memoryview(cut(data, name, f"{self.url}/{key}"))
 
     def _log_offset(self, offset: str) -> int | None:
         number = (json_object(offset) or {}).get("logOffset")
@@ -342,7 +342,7 @@ class QueryLocation:
 
     def _text(self, key: str) -> tuple[str, str]:
         """Return the text of a file, and its name for errors."""
-        source = f"{self._storage.url}/{key}"
+        source = f"{self.url}/{key}"
         try:
             return bytes(self._storage.get(key, _LOG_BYTES_MAX)).decode(), source
         except UnicodeDecodeError as exc:

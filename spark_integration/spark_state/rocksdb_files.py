@@ -82,9 +82,11 @@ def read_rows(
         stream = stream_of(partition, f"{change}.changelog", codec, limit_bytes, has_checksums=has_checksums)
         stream.apply_changelog_to(rows)
         require_few(rows, limit_bytes, partition.url)
-    prefix = b"" if family is None else _prefix(families.get(family))
-    if prefix is None:
-        return {}
+    prefix = b""
+    if family is not None:
+        if family not in families:
+            return {}
+        prefix = families[family].to_bytes(_FAMILY_NUMBER_BYTES, "little")
     wanted = {key: value for key, value in rows.items() if key.startswith(prefix)}
     if has_checksums:  # of whole keys
         wanted = verified(wanted, SIZED_CHECKSUM, partition.url)
@@ -116,13 +118,7 @@ def _begin(
     return None, changes[::-1]
 
 
-def _prefix(number: int | None) -> bytes | None:
-    """Return the prefix of a family's keys; None for an unknown family."""
-    return None if number is None else number.to_bytes(_FAMILY_NUMBER_BYTES, "little")
-
-
 def _database(partition: ObjectStorage, at: Named, limit_bytes: int) -> tuple[Rows, dict[str, int]]:
-    """Return the rows of a database, and the numbers of its families."""
     source = f"{partition.url}/{at}.zip"
     with working_directory() as folder:
         archive = bytes(partition.get(f"{at}.zip", limit_bytes))

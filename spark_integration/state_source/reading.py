@@ -105,14 +105,8 @@ def state(
 
     Parameters
     ----------
-    spark : SparkSession
-        Its ``spark.holdfast.state.dir`` and ``spark.holdfast.storage.*`` must be those of the query.
-    checkpoint_location : str or pathlib.Path
-        The query's own ``checkpointLocation``.
-    operator : str
-        The operator's name.
-    table : str, default "state"
-        One of the operator's state tables, a variable of a processor, or "timers".
+    spark, checkpoint_location, operator, table
+        As in `read_state`.
     columns : sequence of str, optional
         Show only these, in this order.
     key : mapping of str to object, optional
@@ -225,15 +219,14 @@ def _frame(
     register_source(spark, StateSource)
     set_names = {k: v for k, v in dict(spark.conf.getAll).items() if k.startswith(STORAGE_PREFIX)}
     storage = storage_options({k.removeprefix(STORAGE_PREFIX): v for k, v in set_names.items()})
-    reader = spark.read.format(NAME).options(**given, **storage)
-    if columns is not None:
-        reader = reader.option("columns", columns_option(columns))
-    if key is not None:
-        reader = reader.option("key", key_option(key))
-    if shards is not None:
-        reader = reader.option("shards", shards_option(shards))
+    asked = {
+        "columns": None if columns is None else columns_option(columns),
+        "key": None if key is None else key_option(key),
+        "shards": None if shards is None else shards_option(shards),
+    }
+    given |= {name: text for name, text in asked.items() if text is not None}
     try:
-        return reader.load(path)
+        return spark.read.format(NAME).options(**given, **storage).load(path)
     except PySparkException as exc:
         said = holdfast_error_in(exc)
         if said is None:

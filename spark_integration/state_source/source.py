@@ -35,11 +35,10 @@ Spark takes a batch only if its Arrow schema is exactly the one that it has deri
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -47,15 +46,14 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from holdfast.backends.arrow.values import cast
-from holdfast.backends.column_names import Names
 from holdfast.backends.evolution import evolved
 from holdfast.backends.options import did_you_mean, nearest_name
-from holdfast.backends.run import Keys, Run, TableSchema, under_names
+from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.settings import STORAGE_PREFIX
 from holdfast.snapshotter.commits import Commit, CommitObjects, ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import read_operator, shard_prefix
-from holdfast.snapshotter.ownership.stored_tables import stored_tables
+from holdfast.snapshotter.ownership.stored_tables import StoredTables, stored_tables
 from holdfast.snapshotter.savepoints.manifest import Piece
 from holdfast.snapshotter.savepoints.savepoints import read_piece, read_savepoint, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
@@ -147,7 +145,13 @@ class ReadOptions:
         storage |= in_json(values.get(STORAGE_IN_JSON, "{}"))
         for name in values:
             if name not in _AS_GIVEN:
-                raise _unknown(name)
+                near = nearest_name(name, list(_AS_GIVEN))
+                raise InvalidArgumentError(
+                    f"no such option; the options are {', '.join(NAMES[1:])}, and {STORAGE}<name> for "
+                    "spark.holdfast.storage.<name>",
+                    option=name,
+                    near=_AS_GIVEN.get(near) if near else None,
+                )
         if "table" in values and "statevarname" in values:
             raise InvalidArgumentError("table and stateVarName are one option: name the table once")
         if not values.get("path", "").strip("/"):
@@ -172,16 +176,6 @@ class ReadOptions:
             changes_from,
             storage,
         )
-
-
-def _unknown(name: str) -> InvalidArgumentError:
-    near = nearest_name(name, list(_AS_GIVEN))
-    return InvalidArgumentError(
-        f"no such option; the options are {', '.join(NAMES[1:])}, and {STORAGE}<name> for "
-        "spark.holdfast.storage.<name>",
-        option=name,
-        near=_AS_GIVEN.get(near) if near else None,
-    )
 
 
 def storage_options(given: Mapping[str, str]) -> dict[str, str]:
@@ -287,7 +281,8 @@ class ShownTable:
         return StructType([by_name[name] for name in self.wanted])
 
     @cached_property
-    def _arrow(self) -> pa.Schema:
+    def arrow(self) -> pa.Schema:
+        """The columns of a batch."""
         return arrow_schema(self.struct, "the state")
 
     def batches(self, run: Run, shard: int, batch_id: int | None = None) -> Iterator[pa.RecordBatch]:
@@ -300,9 +295,9 @@ class ShownTable:
                 self._column(stored[place], field.type)
                 if 0 <= place < len(stored)
                 else self._own(field, chunk, shard, batch_id)
-                for place, field in zip(places, self._arrow, strict=True)
+                for place, field in zip(places, self.arrow, strict=True)
             ]
-            yield pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
+            yield pa.RecordBatch.from_arrays(arrays, schema=self.arrow)
 
     def _column(self, column: pa.Array, t: pa.DataType) -> pa.Array:
         try:
@@ -326,30 +321,8 @@ class ReadPart(InputPartition):
     hashes: HashRange
 
 
-class ReadRows(NamedTuple):
-    """Rows of a part."""
-
-    run: Run
-    batch_id: int | None = None  #: The micro-batch that wrote them, in a change feed
-
-
-class ReadableTable(ABC):
-    """One table of an operator; without its parts it travels to the executors."""
-
-    schema: TableSchema  #: As it is shown
-    grouping: tuple[str, ...]  #: The key columns that the rows' hashes are of; none where that is not known
-
-    @abstractmethod
-    def parts(self) -> list[ReadPart]:
-        """Return all parts."""
-
-    @abstractmethod
-    def rows(self, part: ReadPart) -> Iterator[ReadRows]:
-        """Read a part, in a task. Raises `HoldfastError`."""
-
-    @abstractmethod
-    def travelling(self) -> ReadableTable:
-        """Return the table without parts and credentials."""
+#: Rows of a part, and, in a change feed, the micro-batch that wrote them.
+PartRows = tuple[Run, int | None]
 
 
 @dataclass(frozen=True)
@@ -360,14 +333,14 @@ class PiecePart(ReadPart):
 
 
 @dataclass(frozen=True)
-class SavedTable(ReadableTable):
+class SavedTable:
     """A table of an operator in the savepoint `name`, which is in the directory `place`."""
 
     place: StoragePlace
     name: str
     operator: str
-    schema: TableSchema
-    grouping: tuple[str, ...]
+    schema: TableSchema  #: As it is shown
+    grouping: tuple[str, ...]  #: The key columns that the rows' hashes are of; none where that is not known
     pieces: tuple[Piece, ...] = field(repr=False)
 
     @classmethod
@@ -382,7 +355,7 @@ class SavedTable(ReadableTable):
                 savepoint = read_savepoint(storage, name)
             except NotFoundError as exc:
                 raise NotFoundError(
-                    f"{exc.message}; to read a query's state, use holdfast.state(spark, checkpoint_location, operator)",
+                    f"{exc.message}; of a query's state, name the checkpointLocation and an operator (holdfast.state)",
                     **exc.facts,
                 ) from exc
             operator = savepoint.find_operator(options.operator)
@@ -393,15 +366,18 @@ class SavedTable(ReadableTable):
         return cls(place, name, operator.name, operator.tables[table], grouping, tuple(operator.of_table(table)))
 
     def parts(self) -> list[ReadPart]:
+        """Return all parts."""
         return [PiecePart(piece.shard, HashRange(piece.first_hash, piece.last_hash), piece) for piece in self.pieces]
 
-    def rows(self, part: ReadPart) -> Iterator[ReadRows]:
+    def rows(self, part: ReadPart) -> Iterator[PartRows]:
+        """Read a part, as in a task. Raises `HoldfastError`."""
         assert isinstance(part, PiecePart)
         with self.place.in_task().open() as storage:
             folder = savepoint_folder(storage, self.name)
-            yield ReadRows(read_piece(folder, self.operator, part.piece, self.schema))
+            yield read_piece(folder, self.operator, part.piece, self.schema), None
 
     def travelling(self) -> SavedTable:
+        """Return the table without parts and credentials."""
         return replace(self, place=self.place.without_credentials(), pieces=())
 
 
@@ -414,13 +390,11 @@ class ShardPart(ReadPart):
 
 
 @dataclass(frozen=True)
-class QueryTable(ReadableTable):
-    """A table of a query's operator after a micro-batch, or its changes."""
+class QueryTable:
+    """A table of a query's operator after a micro-batch, or its changes; see `SavedTable`."""
 
     place: StoragePlace  #: Of the state directory
-    #: By directory all tables that the state may hold, with all their columns
-    held: Mapping[str, Mapping[str, TableSchema]] = field(repr=False)
-    names: Mapping[str, Names] = field(repr=False)  #: By directory under which names the table's columns are stored
+    stored: Mapping[str, StoredTables] = field(repr=False)  #: By directory
     schema: TableSchema
     grouping: tuple[str, ...]
     changes_from: int | None  #: Read what has changed since this micro-batch began; None: read the state
@@ -445,8 +419,7 @@ class QueryTable(ReadableTable):
         latest = [tables.latest[table] for tables in stored.values() if table in tables.latest]
         return cls(
             place,
-            {name: tables.held for name, tables in stored.items()},
-            {name: tables.names[table] for name, tables in stored.items() if table in tables.names},
+            stored,
             reduce(evolved, latest),
             grouping_columns(every, table),
             options.changes_from,
@@ -459,33 +432,47 @@ class QueryTable(ReadableTable):
         )
 
     def parts(self) -> list[ReadPart]:
+        """Return the shards that have state, or changes."""
         return [part for part in self.shards if self.changes_from is None or _version(part.at) > self.changes_from]
 
-    def rows(self, part: ReadPart) -> Iterator[ReadRows]:
+    def rows(self, part: ReadPart) -> Iterator[PartRows]:
+        """Read a shard, as in a task. Raises `HoldfastError`."""
         assert isinstance(part, ShardPart)
         with self.place.in_task().open() as storage:
             yield from self._live(storage, part) if self.changes_from is None else self._changes(storage, part)
 
-    def _live(self, storage: ObjectStorage, part: ShardPart) -> Iterator[ReadRows]:
+    def _live(self, storage: ObjectStorage, part: ShardPart) -> Iterator[PartRows]:
         assert part.at.pointer is not None
         with working_directory(local_dir_of_session()) as home:
-            prefix, held = shard_prefix(part.directory, part.shard), self.held[part.directory]
-            log = ObjectCommitLog(storage, prefix, held, io_executor(), home, carried=dict(part.at.carried_commits))
+            prefix, stored = shard_prefix(part.directory, part.shard), self.stored[part.directory]
+            carried = dict(part.at.carried_commits)
+            log = ObjectCommitLog(storage, prefix, stored.held, io_executor(), home, carried=carried)
             rows = read_tables(log, part.at.pointer, [self.schema.name])
         for run in rows.values():
-            yield ReadRows(under_names(run, self.schema, self.names[part.directory]))
+            yield stored.shown(run, self.schema), None
 
-    def _changes(self, storage: ObjectStorage, part: ShardPart) -> Iterator[ReadRows]:
+    def _changes(self, storage: ObjectStorage, part: ShardPart) -> Iterator[PartRows]:
         assert self.changes_from is not None
-        held = self.held[part.directory][self.schema.name]
+        stored = self.stored[part.directory]
+        held = stored.held[self.schema.name]
         for commit in _commits_after(storage, part, held, self.changes_from):
             run = commit.run_of(held)
             if run is not None:
                 # Micro-batch b commits version b + 1.
-                yield ReadRows(under_names(run, self.schema, self.names[part.directory]), commit.pointer.version - 1)
+                yield stored.shown(run, self.schema), commit.pointer.version - 1
 
     def travelling(self) -> QueryTable:
+        """Return the table without shards and credentials."""
         return replace(self, place=self.place.without_credentials(), shards=())
+
+
+#: One table of an operator; without its parts it travels to the executors.
+ReadableTable = SavedTable | QueryTable
+
+
+def find_table(options: ReadOptions) -> ReadableTable:
+    """Return the table that options name. Raises `InvalidArgumentError`, `NotFoundError`, `CorruptionError`."""
+    return SavedTable.find(options) if options.state_dir is None else QueryTable.find(options)
 
 
 def _version(row: PointerRow) -> int:
@@ -554,7 +541,7 @@ class StateSource(DataSource):
     @cached_property
     def _table(self) -> tuple[ReadableTable, ShownTable]:
         options = self._parsed
-        table: ReadableTable = SavedTable.find(options) if options.state_dir is None else QueryTable.find(options)
+        table = find_table(options)
         return table, ShownTable.of(table.schema, options.columns, changes=options.changes_from is not None)
 
     @cached_property
@@ -601,12 +588,9 @@ class TableReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, ReadPart):  # Spark's own, where there is no part
             return
-        for run, batch_id in self._table.rows(partition):
-            yield from self._shown.batches(_of_key(run, self._key), partition.shard, batch_id)
-
-
-def _of_key(run: Run, key: Keys | None) -> Run:
-    if key is None:
-        return run
-    key_hash = int(key.hashes[0])
-    return run.slice(key_hash, key_hash).with_prefixes(key)
+        for rows, batch_id in self._table.rows(partition):
+            run = rows
+            if self._key is not None:
+                key_hash = int(self._key.hashes[0])
+                run = rows.slice(key_hash, key_hash).with_prefixes(self._key)
+            yield from self._shown.batches(run, partition.shard, batch_id)

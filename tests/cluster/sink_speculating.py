@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from holdfast import sinks
-from holdfast.sinks import Handle, SinkAttempt, SinkQuery, SinkTransaction, TwoPhaseSink
+from holdfast.sinks import Handle, SinkAttempt, SinkQuery, SinkTransaction
+from tests.faults.sinks.killed_at import Stepping
 from tests.faults.sinks.targets import SCHEMA, target_of
 from tests.input_files import add_file
 from tests.spark.application import start_spark
@@ -35,38 +36,17 @@ _LATER_S = 1
 
 
 @dataclass(frozen=True)
-class Late(TwoPhaseSink):
+class Late(Stepping):
     """A sink whose first attempt at a partition prepares after the second one."""
 
-    inner: TwoPhaseSink
     #: For notes of which attempts there were.
     folder: str
 
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.inner.name
-
-    @property
-    def credentials(self) -> Sequence[str]:  # type: ignore[override]
-        return self.inner.credentials
-
-    def open(self, query: SinkQuery, schema: pa.Schema) -> int | None:
-        return self.inner.open(query, schema)
+    def reach(self, step: str) -> None:
+        """Go on: only attempts wait."""
 
     def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
         return _Late(self.inner.begin(attempt, schema), attempt, Path(self.folder))
-
-    def confirm(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
-        self.inner.confirm(query, batch_id, handles)
-
-    def commit(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
-        self.inner.commit(query, batch_id, handles)
-
-    def abort(self, query: SinkQuery, handles: Sequence[Handle]) -> None:
-        self.inner.abort(query, handles)
-
-    def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
-        return self.inner.leftovers(query)
 
 
 @dataclass

@@ -27,11 +27,10 @@ from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.lookup.places import find_state_dir
 from holdfast.spark_integration.lookup.query_pointers import QueryPointers
-from holdfast.spark_integration.savepoints.by_spark import steps_by_spark
 from tests.faults.executor_process import eventually
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
-from tests.spark.savepoints.queries import CASES, Case
+from tests.spark.savepoints.queries import CASES, Case, read_by_spark
 from tests.tiers import cases
 
 pytestmark = pytest.mark.spark
@@ -87,11 +86,8 @@ def require_the_same_pointers(lab: Lab) -> None:
             pointers = QueryPointers(location, executor)
             committed = pointers.log.committed()
             for batch_id in {committed[0], committed[len(committed) // 2], committed[-1]}:
-                wanted = {
-                    step.number: sorted(row for rows in step.pointers.values() for row in rows)
-                    for step in steps_by_spark(lab.spark, str(lab.folder / "query"), batch_id)
-                    if step.is_ours
-                }
+                by_spark = read_by_spark(lab.spark, lab.folder / "query", batch_id)
+                wanted = {number: rows for number, _, _, rows in by_spark if rows is not None}
                 found = {held.operator.number: sorted(held.rows) for held in pointers.held(batch_id)}
                 assert found == wanted
                 # One shard's is in one partition.

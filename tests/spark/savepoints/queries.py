@@ -23,11 +23,12 @@ from holdfast.examples.flights import data
 from holdfast.examples.flights.sessions import chains
 from holdfast.examples.stateful import sessions
 from holdfast.spark_integration.savepoints.tasks import OwnProcess
+from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, POINTER_COLUMN, POINTER_VARIABLE, PointerRow
 from tests.spark.conftest import Lab, count
 from tests.spark.processors.engines import NEEDED
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 @contextmanager
@@ -38,6 +39,31 @@ def without_spark(lab: Lab, state_dir: str) -> Iterator[OwnProcess]:
     options = {name.removeprefix(prefix): value for name, value in given.items()}
     with ThreadPoolExecutor(4) as executor:
         yield OwnProcess.of(state_dir, options, executor, 2, lambda _: None)
+
+
+def read_by_spark(
+    spark: SparkSession, query: Path, batch_id: int
+) -> list[tuple[int, str, bool, list[PointerRow] | None]]:
+    """Return Spark's operators with state: number, name, whether with timeouts, and holdfast's pointers."""
+    _ = spark.streams.active  # without which a read on Spark 4.1 may fail
+    metadata = spark.read.format("state-metadata").option("batchId", batch_id).load(str(query))
+    columns = metadata.select("operatorId", "operatorName", "operatorProperties").distinct()
+    found = []
+    for number, host, properties in columns.sort("operatorId").collect():
+        source = spark.read.format("statestore").option("operatorId", number).option("batchId", batch_id)
+        rows, has_timeout = None, False
+        if host == GROUP_STATE:
+            state = source.load(str(query))
+            has_timeout = "timeoutTimestamp" in state.select("value.*").columns
+            rows = state.select("value.groupState.*")
+        elif POINTER_VARIABLE in (properties or ""):
+            rows = source.option("stateVarName", POINTER_VARIABLE).load(str(query)).select("value.*")
+        is_ours = rows is not None and rows.columns == [POINTER_COLUMN]
+        pointers = (
+            sorted(PointerRow.read(tuple(row)) for row in rows.collect()) if rows is not None and is_ours else None
+        )
+        found.append((number, host, has_timeout and is_ours, pointers))
+    return found
 
 
 @cache

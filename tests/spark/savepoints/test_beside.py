@@ -23,8 +23,7 @@ from holdfast.commands import own_spark
 from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.savepoints import Savepoint
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration.savepoints import tasks
-from holdfast.spark_integration.savepoints.by_spark import steps_by_spark
+from holdfast.spark_integration.savepoints import creating
 from holdfast.spark_integration.savepoints.creating import save
 from holdfast.spark_integration.savepoints.tasks import OwnProcess, SparkTasks
 from holdfast.spark_integration.spark_state import pointers
@@ -32,7 +31,7 @@ from holdfast.spark_integration.spark_state.pointers import stored_steps
 from holdfast.spark_integration.spark_state.query_location import QueryLocation
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
-from tests.spark.savepoints.queries import CASES, UNCHECKED, Case, restored, run, state, without_spark
+from tests.spark.savepoints.queries import CASES, UNCHECKED, Case, read_by_spark, restored, run, state, without_spark
 from tests.spark.savepoints.queries import saved as saved_case
 from tests.spark.savepoints.test_copies import begun, clone, of_spark_and_ours
 from tests.spark.savepoints.totals import expected, feed, saved, start, totals
@@ -120,7 +119,7 @@ def test_a_micro_batch_is_purged_meanwhile(lab: Lab, monkeypatch: pytest.MonkeyP
     """Once: a later one is saved. Again, or where a micro-batch was asked for: an error, and no savepoint."""
     feed(lab)
     purges = iter(range(times))
-    steps = tasks.stored_steps
+    steps = creating.stored_steps
 
     def late(*arguments: Any) -> Any:
         if next(purges, None) is not None:
@@ -131,7 +130,7 @@ def test_a_micro_batch_is_purged_meanwhile(lab: Lab, monkeypatch: pytest.MonkeyP
 
     with running(lab) as query:
         last = query.lastProgress["batchId"]
-        monkeypatch.setattr(tasks, "stored_steps", late)
+        monkeypatch.setattr(creating, "stored_steps", late)
         if times == 1:
             assert create(lab, "one").query.batch_id == last + 5
             assert saved(lab)
@@ -199,15 +198,19 @@ def require_the_same_steps(lab: Lab) -> None:
     query = lab.folder / "query"
     with open_storage(str(query)) as location:
         batch = QueryLocation(location).batch()
-        wanted = steps_by_spark(lab.spark, str(query), batch.batch_id)
-        found = stored_steps(location, batch)
-    assert [_comparable(step) for step in found] == [_comparable(step) for step in wanted]
-
-
-def _comparable(step: Any) -> Any:
-    if not step.is_ours:
-        return step.number, step.host
-    return replace(step, pointers={directory: sorted(rows) for directory, rows in step.pointers.items()})
+        steps = stored_steps(location, batch)
+    found = [
+        (
+            step.number,
+            step.host,
+            step.has_timeout,
+            sorted(row for of in step.pointers.values() for rows in of.values() for row in rows)
+            if step.is_ours
+            else None,
+        )
+        for step in steps
+    ]
+    assert found == read_by_spark(lab.spark, query, batch.batch_id)
 
 
 def described(made: Savepoint) -> list[Any]:
@@ -339,17 +342,14 @@ def test_state_that_only_spark_writes_starts_spark(lab: Lab, monkeypatch: pytest
 
 
 @pytest.mark.all
-def test_state_that_only_spark_reads_starts_spark(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command says so, and the savepoint is made; who only looks is told to make one."""
-    asked = spark_of_lab(lab, monkeypatch)
+def test_state_in_an_unknown_form_is_refused(lab: Lab, no_spark: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever saves the query, or looks into it, is told which form it is."""
     begun(lab, CASES[0])
     monkeypatch.setattr(pointers, "CODECS", frozenset())
     places = "--to", lab.folder / "savepoints", "--name", "one", "--state-dir", lab.folder / "durable"
-    done = command("savepoint", "create", lab.folder / "query", *places)
-    assert "starting Spark, which this query's state needs: state compressed by lz4" in done.stderr
-    assert len(asked) == 1
-    assert savepoints.read(lab.folder / "savepoints", "one").operators[0].rows
-    with pytest.raises(InvalidArgumentError, match="state compressed by lz4: save the query"):
+    with pytest.raises(InvalidArgumentError, match="this form of Spark's state: compressed by lz4"):
+        command("savepoint", "create", lab.folder / "query", *places)
+    with pytest.raises(InvalidArgumentError, match="compressed by lz4"):
         holdfast.read_state(lab.spark, lab.folder / "query", "totals")
 
 

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from holdfast import savepoints
 from holdfast.errors import ConflictError, InvalidArgumentError, NotFoundError
 from holdfast.spark_integration import copies
-from holdfast.spark_integration.savepoints import by_spark, creating, new_query, restoring
+from holdfast.spark_integration.savepoints import creating, new_query, restoring, stub
 from holdfast.spark_integration.savepoints.new_query import shards_to_set
 from tests.power import NEVER, Killed, Power
 from tests.spark.conftest import Lab
@@ -263,7 +263,7 @@ CASE = CASES[0]
 def power(monkeypatch: pytest.MonkeyPatch) -> Any:
     def cut(after: int) -> Power:
         found = Power(after)
-        for module in (creating, restoring, new_query, copies, by_spark):
+        for module in (creating, restoring, new_query, copies, stub):
             monkeypatch.setattr(module, "open_storage", found.open)
         return found
 

@@ -17,7 +17,7 @@ from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError, UnavailableError
 from holdfast.settings import Settings
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.spark_integration.savepoints.by_spark import run_stub, session_of_stub
+from holdfast.spark_integration.savepoints.stub import run_stub, session_of_stub
 from holdfast.spark_integration.savepoints.tasks import ShardTask, run_tasks
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, PointerRow
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode

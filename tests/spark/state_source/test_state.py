@@ -478,16 +478,6 @@ def test_what_a_repeated_task_has_left_is_taken_away(lab: Lab, monkeypatch: pyte
 
 
 @pytest.mark.all
-def test_csv_cannot_hold_what_is_nested(lab: Lab) -> None:
-    frame = lab.spark.sql(
-        "SELECT 1 AS n, array(1) AS list, named_struct('a', 1) AS inner, map(1, 2) AS by, X'00' AS raw"
-    )
-    with pytest.raises(InvalidArgumentError, match="columns='list, inner, by, raw'"):
-        write(frame, str(lab.folder / "csv"), "csv")
-    assert not (lab.folder / "csv").exists()
-
-
-@pytest.mark.all
 def test_errors_of_spark_say_what_went_wrong_in_a_worker(lab: Lab) -> None:
     """Of a traceback the last line; Spark's own first line only says that there was one."""
 

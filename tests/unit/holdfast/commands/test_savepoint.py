@@ -36,6 +36,7 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.lookup.places import require_no_state_directory
 from holdfast.spark_integration.spark_state.pointers import metadata_of_groups, schema_of_groups
+from holdfast.spark_integration.state_source.source import ShownTable
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.unit.holdfast.commands.conftest import put_record
 from tests.unit.holdfast.health.in_four_states import claim
@@ -308,7 +309,10 @@ def test_what_spark_does_not_keep_of_aggregations_is_handed_on(
         handed.update(arguments)
         raise NotFoundError("enough is known")
 
-    (tmp_path / "metadata").write_text('{"id": "cb5e9d3c-9e6a-4f6e-9a94-0d5d1b6f7b16"}')
+    with open_storage(str(tmp_path)) as location:
+        location.put("metadata", b'{"id": "cb5e9d3c-9e6a-4f6e-9a94-0d5d1b6f7b16"}')
+        location.put("offsets/0", b'v1\n{"conf":{}}\n-')
+        location.put("commits/0", b'v1\n{"nextBatchWatermarkMs":0}')
     for name in ("require_sparks_own", "started_spark"):
         monkeypatch.setattr(f"holdfast.commands.savepoint.{name}", lambda *_: nullcontext())
     monkeypatch.setattr("holdfast.savepoints.from_spark", stop)
@@ -526,12 +530,10 @@ def nested_rows() -> Run:
 
 def test_csv_holds_text_and_times_and_says_what_it_cannot(tmp_path: Path) -> None:
     """Null is told from empty text; a table without rows has its columns."""
-    run = nested_rows()
+    some, every = ShownTable.of(NESTED, ("k", "at")), ShownTable.of(NESTED)
     with open_storage(str(tmp_path)) as to:
-        with pytest.raises(InvalidArgumentError, match="columns='list, raw'"):
-            write_files((NESTED, iter([(0, run)])), (), PrefixedStorage(to, "all"), "csv")
-        write_files((NESTED, iter([(0, run)])), ("k", "at"), PrefixedStorage(to, "some"), "csv")
-        write_files((NESTED, iter([])), (), PrefixedStorage(to, "none"), "parquet")
+        write_files(some.batches(nested_rows(), 0), some.arrow, PrefixedStorage(to, "some"), "csv")
+        write_files([], every.arrow, PrefixedStorage(to, "none"), "parquet")
     assert (tmp_path / "some/part-00000.csv").read_text() == (
         '"k","at"\n"",1970-01-01 00:00:00.000000Z\n,\n"a ""b"",\nc",1970-01-01 00:00:00.000001Z\n'
     )
@@ -544,8 +546,9 @@ def test_csv_holds_text_and_times_and_says_what_it_cannot(tmp_path: Path) -> Non
         ("delta", InvalidArgumentError, "this needs a package that is not installed.*missing=deltalake"),
         ("delta --to held", ConflictError, "an exported table needs a new directory.*holds=a"),
         ("csv --conf spark.app.name=x", InvalidArgumentError, "CSV cannot hold.*columns='list, raw'"),
+        ("csv", InvalidArgumentError, "CSV cannot hold.*columns='list, raw'"),
     ],
-    ids=["package", "directory", "columns"],
+    ids=["package", "directory", "columns", "columns without Spark"],
 )
 def test_what_needs_no_spark_is_told_before_one_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, error: type[HoldfastError], words: str

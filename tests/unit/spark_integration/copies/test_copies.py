@@ -20,7 +20,6 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage, WrappedStorage
 from holdfast.spark_integration import copies
 from holdfast.spark_integration.copies import copy_location, copy_shard
-from holdfast.spark_integration.savepoints import tasks
 from holdfast.spark_integration.spark_state.pointers import StatefulStep
 from holdfast.spark_integration.spark_state.query_location import QueryLocation
 from tests.unit.snapshotter.upkeep.conftest import Bench
@@ -221,7 +220,7 @@ def test_the_originals_state_directory_is_refused_without_rows(tmp_path: Path, m
         location.put("offsets/0", b'v1\n{"conf":{}}\n-')
         location.put("commits/0", b'v1\n{"nextBatchWatermarkMs":0}')
     step = StatefulStep(0, "applyInPandasWithState", True, False, {})
-    monkeypatch.setattr(tasks, "stored_steps", lambda *_: [step])
+    monkeypatch.setattr(copies, "stored_steps", lambda *_: [step])
     durable = tmp_path / "durable"
     spark: Any = SimpleNamespace(conf=SimpleNamespace(getAll={"spark.holdfast.state.dir": str(durable)}))
     with pytest.raises(ConflictError, match="this one is the original's"):

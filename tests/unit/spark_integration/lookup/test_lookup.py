@@ -158,12 +158,12 @@ def killed_looking_up(state_dir: Path, temporary: Path) -> None:
     os.environ.pop("SPARK_LOCAL_DIRS", None)
     tempfile.tempdir = str(temporary)
     lineage = SimpleNamespace(commits=(), snapshot=ChainEntry("snapshot", Pointer(7, "aa"), 100, "0" * 32))
-    changed: Any = VersionReader, Snapshots
+    changed: Any = VersionReader, Snapshots, ShardReaders
     changed[0].newest = lambda *_: SimpleNamespace(lineage=lineage, run_of=lambda _: None)
     changed[1].read_manifest = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-    stored = StoredTables.of_first_run({"state": STATE})
+    changed[2].tables = lambda *_: StoredTables.of_first_run({"state": STATE})
     with ThreadPoolExecutor(1) as threads, open_storage(str(state_dir)) as storage:
-        ShardReaders(storage, threads).first_rows("totals", ROW, stored, STATE, 0, 1)
+        ShardReaders(storage, threads).first_rows(("totals", ROW), STATE, 0, 1)
 
 
 @pytest.mark.slow(1)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import ArrayType, DataType, LongType, StringType, StructField, StructType
 
-from holdfast.backends.schema import TableSchema, encode_schemas
+from holdfast.backends.schema import TableSchema
 from holdfast.errors import (
     CorruptionError,
     HoldfastError,
@@ -36,7 +36,7 @@ from holdfast.spark_integration.copies import drain
 from holdfast.spark_integration.plan.grouping_keys import Grouping, Key
 from holdfast.spark_integration.processor.state.timers import timer_tables
 from holdfast.spark_integration.processor.state.variables import StateVariable
-from holdfast.spark_integration.savepoints import creating, tasks
+from holdfast.spark_integration.savepoints import creating
 from holdfast.spark_integration.savepoints import write as writing
 from holdfast.spark_integration.savepoints.tasks import OwnProcess, ShardTask
 from holdfast.spark_integration.savepoints.write import PieceCopier, TableWriter, grouping_width, run_of
@@ -47,7 +47,7 @@ from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests import sink_logs
 
 DEDUPLICATION = StatefulStep(0, "dedupe", is_ours=False, has_timeout=False, pointers={})
-TOTALS = StatefulStep(1, "applyInPandasWithState", is_ours=True, has_timeout=False, pointers={"totals": []})
+TOTALS = StatefulStep(1, "applyInPandasWithState", is_ours=True, has_timeout=False, pointers={"totals": {"totals": []}})
 
 
 class Query:
@@ -82,7 +82,7 @@ class Ground:
         self.has_state(lambda: [TOTALS])
 
     def has_state(self, steps: Callable[[], list[StatefulStep]]) -> None:
-        self._monkeypatch.setattr(tasks, "stored_steps", lambda *_: steps())
+        self._monkeypatch.setattr(creating, "stored_steps", lambda *_: steps())
 
     def refuse(self, url: Path, **fault: Any) -> None:
         def opened(of: str, options: Mapping[str, object]) -> ObjectStorage:
@@ -307,7 +307,7 @@ def sent(schema: TableSchema, shard: int, rows: list[tuple[object, ...]]) -> pa.
 
 
 def written(folder: Path, tables: dict[str, TableSchema], *batches: pa.RecordBatch) -> list[dict[str, object]]:
-    writer = TableWriter(Settings.parse({}, ["memory"]), str(folder), "one", "", "totals", encode_schemas(tables))
+    writer = TableWriter(Settings.parse({}, ["memory"]), str(folder), "one", "", "totals", [*tables.values()])
     return [row for batch in writer(iter(batches)) for row in batch.to_pylist()]
 
 

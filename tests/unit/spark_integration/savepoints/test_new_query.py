@@ -34,14 +34,14 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration import copies
 from holdfast.spark_integration.processor.state.variable_tables import find_shown
-from holdfast.spark_integration.savepoints import by_spark, restoring, seeding, tasks
 from holdfast.spark_integration.savepoints import new_query as module
+from holdfast.spark_integration.savepoints import restoring, stub, tasks
 from holdfast.spark_integration.savepoints.changes import Changes, plans_of
 from holdfast.spark_integration.savepoints.difference import Side, TableDifference, difference, facts_that_differ
 from holdfast.spark_integration.savepoints.new_query import NewQuery, new_query
 from holdfast.spark_integration.savepoints.restoring import Restorable, restore_with
 from holdfast.spark_integration.savepoints.tasks import OwnProcess
-from holdfast.spark_integration.spark_state.pointers import NotKnownError, stored_steps
+from holdfast.spark_integration.spark_state.pointers import NeedsSparkError, stored_steps
 from holdfast.spark_integration.spark_state.query_location import QueryLocation
 from holdfast.spark_integration.timers import timers_schema
 from holdfast.spark_integration.transport.routes import shards_of
@@ -455,7 +455,8 @@ def alone(tmp_path: Path) -> Iterator[OwnProcess]:
 def pointers(folder: Path) -> dict[int, int | None]:
     with open_storage(str(folder)) as location:
         (step,) = stored_steps(location, QueryLocation(location).batch())
-    return {row.shard: row.earliest_timer_ms for rows in step.pointers.values() for row in rows}
+    rows = [row for of in step.pointers.values() for rows in of.values() for row in rows]
+    return {row.shard: row.earliest_timer_ms for row in rows}
 
 
 def test_a_query_starts_from_whole_restores(tmp_path: Path, alone: OwnProcess, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -499,7 +500,7 @@ def test_the_logs_of_a_restored_query_say_what_its_state_is(tmp_path: Path, alon
 
 def test_what_only_spark_writes_is_said_before_anything_is_written(tmp_path: Path, alone: OwnProcess) -> None:
     saved = a_restorable(tmp_path, {})
-    with pytest.raises(NotKnownError):
+    with pytest.raises(NeedsSparkError):
         restore_with(alone, saved, tmp_path / "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["savepoints"]
 
@@ -544,7 +545,7 @@ def test_before_the_next_part_of_a_new_query(tmp_path: Path, monkeypatch: pytest
             original.delete(["offsets/0", "commits/0"])
             committed(original, 1)
 
-    def stub(_: object, __: object, new: NewQuery, operators: object) -> None:
+    def by_stub(_: object, __: object, new: NewQuery, operators: object) -> None:
         taken()
         new.require()
 
@@ -556,14 +557,14 @@ def test_before_the_next_part_of_a_new_query(tmp_path: Path, monkeypatch: pytest
     with open_storage(str(tmp_path / "query")) as query:
         query.put("metadata", b'{"id":"5d1f"}')
         committed(query, 0)
-    monkeypatch.setattr(tasks, "stored_steps", lambda *_: [])
+    monkeypatch.setattr(copies, "stored_steps", lambda *_: [])
     monkeypatch.setattr(copies, "_copy_operators", taken)
     monkeypatch.setattr(copies, "copy_location", go_on)
     monkeypatch.setattr(copies, "save", taken)
     monkeypatch.setattr(copies, "restore_into", go_on)
     monkeypatch.setattr(restoring, "plans_of", lambda *_: [])
-    monkeypatch.setattr(by_spark, "state_by_stub", stub)
-    monkeypatch.setattr(seeding, "seed", go_on)
+    monkeypatch.setattr(stub, "state_by_stub", by_stub)
+    monkeypatch.setattr(restoring, "seed", go_on)
     spark: Any = SimpleNamespace(conf=SimpleNamespace(getAll={"spark.holdfast.state.dir": str(tmp_path / "durable")}))
     work: dict[str, Callable[[], object]] = {
         CLONE: lambda: copies.clone(spark, tmp_path / "query", location, to_state_dir=tmp_path / "green"),

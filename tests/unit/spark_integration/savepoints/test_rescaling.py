@@ -19,11 +19,11 @@ import pytest
 from holdfast.backends.arrow.rows import HashArray
 from holdfast.backends.base import Pointer
 from holdfast.backends.run import Keys, Run, TableSchema
-from holdfast.backends.schema import encode_schemas
 from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError, NotFoundError, SchemaMismatchError
 from holdfast.settings import Settings
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import shard_prefix
+from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.snapshotter.savepoints.manifest import (
     Piece,
     PlannedBatch,
@@ -39,8 +39,17 @@ from holdfast.snapshotter.storage.wrappers import WrappedStorage
 from holdfast.snapshotter.version_reader import read_tables
 from holdfast.spark_integration.savepoints import changes, creating, restoring, restoring_shards, tasks
 from holdfast.spark_integration.savepoints.changes import migrated, migrations_of
-from holdfast.spark_integration.savepoints.creating import ShardSaver, StoredNames, shard_row
-from holdfast.spark_integration.savepoints.new_query import begin, finish, forget
+from holdfast.spark_integration.savepoints.creating import ShardSaver, shard_row
+from holdfast.spark_integration.savepoints.new_query import (
+    begin,
+    finish,
+    forget,
+    moved,
+    partitions_of,
+    pinned,
+    seed,
+    state_of_stub,
+)
 from holdfast.spark_integration.savepoints.restoring_shards import (
     FIRST_VERSION,
     HashRange,
@@ -48,7 +57,6 @@ from holdfast.spark_integration.savepoints.restoring_shards import (
     ShardRestorer,
     rows_of_shards,
 )
-from holdfast.spark_integration.savepoints.seeding import moved, partitions_of, pinned, seed, state_of_stub
 from holdfast.spark_integration.savepoints.tasks import columns_of
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.timers import KeyTimers, is_by_time, timers_schema
@@ -88,12 +96,9 @@ def some_hashes(seed: int) -> HashArray:
     return np.concatenate([found, at_edges, found[:20]])
 
 
-NAMES = {table: {column: column for column in schema.value.names} for table, schema in TABLES.items()}
-
-
-def as_stored(directory: str) -> tuple[dict[str, Any], dict[str, StoredNames]]:
+def as_stored(directory: str) -> tuple[dict[str, Any], dict[str, StoredTables]]:
     """Return which columns are saved, and how a directory has them."""
-    return {"totals": encode_schemas(TABLES)}, {directory: StoredNames(encode_schemas(TABLES), NAMES)}
+    return {"totals": TABLES}, {directory: StoredTables.of_first_run(TABLES)}
 
 
 class Store:
@@ -142,9 +147,7 @@ class Store:
         return SavedOperator("totals", 0, "host", False, shards, TABLES, TABLES, True, {}, times, ordered(pieces))
 
     def restore(self, name: str, saved: SavedOperator, directory: str, shards: int) -> dict[int, Pointer]:
-        operators = {
-            "totals": RestoredOperator(directory, shards, saved.shards, encode_schemas(TABLES), 0, wakes_to_evict=False)
-        }
+        operators = {"totals": RestoredOperator(directory, shards, TABLES, 0, wakes_to_evict=False)}
         restorer = ShardRestorer(self.settings, *self.places, name, operators)
         names = ("operator", "shard", "last", "pieces")
         found = outcomes(restorer, [dict(zip(names, row, strict=True)) for row in rows_of_shards(saved, shards)])
@@ -298,7 +301,7 @@ def test_a_new_shard_knows_when_its_first_timer_is_due(store: Store) -> None:
     """Exactly: a shard that is called for nothing is called in every micro-batch."""
     hashes = some_hashes(2)
     saved = store.save("one", "totals", 2, store.write(hashes, 2))
-    operators = {"totals": RestoredOperator("again", 5, 2, encode_schemas(TABLES), 0, wakes_to_evict=False)}
+    operators = {"totals": RestoredOperator("again", 5, TABLES, 0, wakes_to_evict=False)}
     restorer = ShardRestorer(store.settings, *store.places, "one", operators)
     names = ("operator", "shard", "last", "pieces")
     found = outcomes(restorer, [dict(zip(names, row, strict=True)) for row in rows_of_shards(saved, 5)])
@@ -313,7 +316,7 @@ def test_a_damaged_piece_is_an_error_that_names_it(store: Store) -> None:
     saved = store.save("one", "totals", 2, pointers)
     with open_storage(str(store.folder / "savepoints")) as savepoints:
         savepoint_folder(savepoints, "one").delete([saved.pieces[0].key])
-    operators = {"totals": RestoredOperator("again", 2, 2, encode_schemas(TABLES), 0, wakes_to_evict=False)}
+    operators = {"totals": RestoredOperator("again", 2, TABLES, 0, wakes_to_evict=False)}
     restorer = ShardRestorer(store.settings, *store.places, "one", operators)
     names = ("operator", "shard", "last", "pieces")
     found = outcomes(restorer, [dict(zip(names, row, strict=True)) for row in rows_of_shards(saved, 2)])

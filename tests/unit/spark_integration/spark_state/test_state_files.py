@@ -25,14 +25,13 @@ import pytest
 import xxhash
 from rocksdict import Options, Rdict
 
-from holdfast.errors import CorruptionError, NotFoundError, UnavailableError
+from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage.local import LocalStorage
 from holdfast.spark_integration.shard.pointer_row import POINTER_VARIABLE, STATE_VARIABLES
 from holdfast.spark_integration.spark_state import rocksdb_files, row_streams
 from holdfast.spark_integration.spark_state.pointers import (
     FILE_BYTES_MAX,
     PART_BYTES_MAX,
-    NotKnownError,
     StateOperator,
     StateOperators,
     StateStores,
@@ -517,5 +516,5 @@ def test_the_store_of_files_has_no_avro() -> None:
     ],
 )
 def test_what_is_not_known_is_said_before_anything_is_read(pinned: Mapping[str, str], says: str) -> None:
-    with pytest.raises(NotKnownError, match=says):
+    with pytest.raises(InvalidArgumentError, match=says):
         stores(**pinned)

@@ -17,6 +17,7 @@ from holdfast import clock
 from holdfast.backends.base import Pointer
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError
+from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.executor import local_dirs, takeover
 from holdfast.spark_integration.lookup.keys import key_option, shards_option
@@ -224,8 +225,8 @@ def killed_reading(state_dir: Path, local: Path) -> None:
     os.environ["SPARK_LOCAL_DIRS"] = str(local)
     source.read_tables = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment, return-value]
     part = ShardPart(0, HashRange.of_shard(0, 1), "totals", ROW)
-    held, names = {"totals": {"state": QUERY_STATE}}, {"totals": {"n": "n"}}
-    table = QueryTable(StoragePlace(str(state_dir), {}), held, names, QUERY_STATE, ("user",), None, (part,))
+    stored = {"totals": StoredTables.of_first_run({"state": QUERY_STATE})}
+    table = QueryTable(StoragePlace(str(state_dir), {}), stored, QUERY_STATE, ("user",), None, (part,))
     reader = TableReader(table, ShownTable.of(QUERY_STATE), None, None)
     list(reader.read(reader.partitions()[0]))
 

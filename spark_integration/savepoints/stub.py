@@ -1,21 +1,17 @@
-"""Work that only Spark can do with its state: reading pointers in forms unknown here, and making such state.
+"""Makes Spark's state where only Spark can, by a stub of the query.
 
-`steps_by_spark` reads by Spark's data sources ``state-metadata`` and ``statestore``. `state_by_stub` writes by a query
-of one micro-batch: the same stateful operators, on the same state stores, with the same settings, which keep nothing
-but the pointers that they are given::
+The stub is a query of one micro-batch: the same stateful operators, on the same state stores, with the same settings,
+which keep nothing but the pointers that they are given::
 
     one row for each shard ──▶ … ──▶ operator 1 ──▶ operator 0 ──▶ nowhere
                                      puts its rows,  puts its rows
                                      passes others on
 
 Its state is then version 1, after micro-batch 0. Everything else in the stub's location is discarded.
-
-Source: Spark 4.3's data sources.
 """
 
 from __future__ import annotations
 
-import string
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,22 +30,13 @@ from pyspark.sql.streaming.stateful_processor import (
     TimerValues,
 )
 
-from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, UnavailableError
+from holdfast.errors import UnavailableError
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.hosts.host import POINTER_SCHEMA, StateOfGroup, ValueOfGroup
-from holdfast.spark_integration.savepoints import seeding
-from holdfast.spark_integration.savepoints.new_query import NewQuery
-from holdfast.spark_integration.shard.pointer_row import (
-    GROUP_STATE,
-    POINTER_COLUMN,
-    POINTER_STATE,
-    POINTER_VARIABLE,
-    STATE_VARIABLES,
-    PointerRow,
-)
-from holdfast.spark_integration.spark_state.pointers import PointerOperator, StatefulStep, by_directory, no_query
-from holdfast.spark_integration.spark_state.query_location import NAMED_SOURCES_SETTING, json_object
+from holdfast.spark_integration.savepoints.new_query import FirstState, NewQuery, state_of_stub
+from holdfast.spark_integration.shard.pointer_row import POINTER_STATE, POINTER_VARIABLE, PointerRow
+from holdfast.spark_integration.spark_state.pointers import PointerOperator
+from holdfast.spark_integration.spark_state.query_location import NAMED_SOURCES_SETTING
 from holdfast.spark_integration.spark_versions import is_classic, is_on
 from holdfast.spark_integration.transport.routes import ROUTE, route_of_hash
 
@@ -64,24 +51,20 @@ _ON_TIME = datetime(2000, 1, 1, tzinfo=UTC)
 _ARROW = pa.schema(
     [(ROUTE, pa.int32()), (_OPERATOR, pa.int32()), (_ROW, pa.string()), (_AT, pa.timestamp("us", tz="UTC"))]
 )
-
-
 # Of restores in one session of Spark Connect.
 _ONE_AT_A_TIME = threading.Lock()
-#: ASCII characters that URLs leave unescaped: Spark's source of state mistakes a location with others for another one.
-_AS_IT_IS = frozenset(string.ascii_letters + string.digits + "/-_.!~'()*:@&=+$,;")
 
 
 def state_by_stub(
     spark: SparkSession, conf: Mapping[str, str], new: NewQuery, operators: Sequence[PointerOperator]
-) -> seeding.FirstState:
+) -> FirstState:
     """Make a new query's state by a stub query, deleted on return."""
     try:
         with session_of_stub(spark, conf) as own:
             run_stub(own, operators, new.stub_url)
         new.require()  # all before may have taken long
         with open_storage(new.stub_url, new.options) as stub:
-            return seeding.state_of_stub(stub, new.location, conf)
+            return state_of_stub(stub, new.location, conf)
     finally:
         new.remove_stub()
 
@@ -208,74 +191,3 @@ def _split(chunks: Iterable[pd.DataFrame], number: int) -> Iterator[tuple[Pointe
         mine = frame[_OPERATOR] == number
         found = frame.loc[mine, _ROW].tolist()
         yield PointerRow.read((found[0].encode(),)) if found else None, frame.loc[~mine]
-
-
-def steps_by_spark(spark: SparkSession, location: str, batch_id: int) -> list[StatefulStep]:
-    """Do as `stored_steps`, through Spark. Raises `InvalidArgumentError`, `NotFoundError`."""
-    found = operators_by_spark(spark, location, batch_id)
-    try:
-        return [_read_step(spark, location, batch_id, *one) for one in found]
-    except PySparkException as exc:
-        raise NotFoundError(
-            "Spark's state of this micro-batch cannot be read: Spark may have purged it, or lacks the "
-            "class of its state store",
-            location=location,
-            batch_id=batch_id,
-            because=exc,
-        ) from exc
-
-
-def _read_step(
-    spark: SparkSession, location: str, batch_id: int, number: int, host: str, known: dict[str, Any]
-) -> StatefulStep:
-    source = spark.read.format("statestore").option("operatorId", number).option("batchId", batch_id)
-    has_timeout = False
-    if host == GROUP_STATE:
-        state = source.load(location)
-        has_timeout = "timeoutTimestamp" in state.select("value.*").columns
-        rows = state.select("value.groupState.*")
-    elif host == STATE_VARIABLES and POINTER_VARIABLE in [one["stateName"] for one in known.get("stateVariables", [])]:
-        rows = source.option("stateVarName", POINTER_VARIABLE).load(location).select("value.*")
-    else:
-        return StatefulStep(number, host, False, False, {}, known)
-    if rows.columns != [POINTER_COLUMN]:
-        return StatefulStep(number, host, False, False, {}, known)  # the user's own
-    pointers = by_directory(PointerRow.read(tuple(row)) for row in rows.collect())
-    return StatefulStep(number, host, True, has_timeout, pointers, known)
-
-
-def operators_by_spark(spark: SparkSession, location: str, batch_id: int) -> list[tuple[int, str, dict[str, Any]]]:
-    """Return number, name and properties of Spark's operators as of a micro-batch. Raises `InvalidArgumentError`."""
-    require_readable(location)
-    spark_versions.start_state_coordinator(spark)
-    try:
-        metadata = spark.read.format("state-metadata").option("batchId", batch_id).load(location)
-        found = metadata.select("operatorId", "operatorName", "operatorProperties").distinct().collect()
-    except PySparkException as exc:
-        raise no_query(location) from exc
-    if not found:
-        raise no_query(location)
-    return [(number, host, properties_of(text, number)) for number, host, text in sorted(found, key=lambda row: row[0])]
-
-
-def properties_of(text: str | None, number: int) -> dict[str, Any]:
-    """Return an operator's properties from Spark's metadata: JSON, or nothing."""
-    found = json_object(text or "{}")
-    if found is None:
-        raise CorruptionError("Spark's metadata of an operator with state is damaged", number=number)
-    return found
-
-
-def require_readable(checkpoint_location: str) -> None:
-    """Refuse a location with characters that Spark's ``statestore`` escapes: it would look elsewhere."""
-    escaped = sorted(
-        one
-        for one in set(checkpoint_location)
-        if not (one in _AS_IT_IS if one.isascii() else one.isprintable() and not one.isspace())
-    )
-    if escaped:
-        raise InvalidArgumentError(
-            "Spark reads no state below a checkpointLocation that has such characters: name it through a symbolic link",
-            checkpoint_location=checkpoint_location,
-            characters=escaped,
-        )
