@@ -70,6 +70,7 @@ WINNING_BIDS = Query(
     title="winning bid of an auction",
     in_one_line=_winning_in_one_line,
     on_spark=_winning_on_spark,
+    chains=True,
     result_of=("auction",),
     sql="""
         SELECT auction, category, price, at_us, bidder
@@ -157,6 +158,7 @@ AVERAGE_PRICE = Query(
     in_one_line=_average_in_one_line,
     on_spark=_CLOSING.on_spark,
     by_key=_CLOSING.on_holdfast,
+    chains=True,
     mode="update",
     result_of=("category",),
     sql="""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import click
@@ -63,27 +63,28 @@ class Nexmark(StreamingJob):
         return QUERIES[self.query]
 
     def settings(self) -> dict[str, str]:
-        # In query 4, Spark's own aggregation follows the processor.
-        return super().settings() | {"spark.sql.streaming.unsupportedOperationCheck": "false"}
+        # Operators chain on Spark's RocksDB; in query 4, Spark's own aggregation follows the processor.
+        chained = SPARK_ROCKSDB if self.asked.chains else {}
+        return super().settings() | chained | {"spark.sql.streaming.unsupportedOperationCheck": "false"}
 
     def source(self, spark: SparkSession) -> DataFrame:
         return events(self.numbers(spark).withColumnRenamed("value", "number"), self.mix)
 
 
-def _engine(name: str, way: Callable[[Query], Way], backend: str = "") -> SparkEngine:
+def _engine(
+    name: str, way: Callable[[Query], Way], backend: str = "", state_store: Mapping[str, str] = SPARK_ROCKSDB
+) -> SparkEngine:
     def query(events: DataFrame, job: Nexmark) -> DataFrame:
         return way(job.asked)(House(events, job.mix))
 
-    # Spark's store has the pointers: where operators chain, and under processors.
-    return SparkEngine(
-        f"nexmark-{name}", query, Nexmark, backend, SPARK_ROCKSDB, output_mode=lambda job: str(job.asked.mode)
-    )
+    mode = lambda job: str(job.asked.mode)  # noqa: E731
+    return SparkEngine(f"nexmark-{name}", query, Nexmark, backend, state_store, output_mode=mode)
 
 
 ENGINES = {
     engine.name: engine
     for engine in (
-        *(_engine(backend, lambda query: query.in_one_line, backend) for backend in BACKENDS),
+        *(_engine(backend, lambda query: query.in_one_line, backend, {}) for backend in BACKENDS),
         *(_engine(f"{backend}-by-key", lambda query: query.by_processor, backend) for backend in BACKENDS),
         _engine("spark", lambda query: query.on_spark),
     )

@@ -40,6 +40,7 @@ class Query:
     result_of: tuple[str, ...]  # columns that say which result a row is; in update mode its last row counts
     by_key: Way | None = None
     mode: Mode = "append"
+    chains: bool = False  # whether an operator in one line stands behind another
     at_once: bool = False  # a result comes with the events that make it, not once the watermark has passed them
 
     def by_processor(self, house: House) -> DataFrame:

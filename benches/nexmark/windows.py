@@ -54,6 +54,7 @@ HOT_ITEMS = Query(
     title="hot items",
     in_one_line=_hottest_in_one_line,
     on_spark=_hottest_on_spark,
+    chains=True,
     result_of=("window_ms",),
     sql="""
         SELECT unix_millis(window.start) AS window_ms, -best.older AS auction, best.n
