@@ -71,6 +71,8 @@ def test_what_all_versions_have_is_moved_and_taken_by_the_next_commit(shard: Roc
     with shard.view(P3) as view:
         assert contents(view, "counts") == {("ann",): (2,)}
     assert len(generations(shard)) == 1
+    shard.drop([P3])
+    assert generations(shard) == [], "it goes with the last version that needs it, before any clean-up"
 
 
 def test_a_run_that_a_held_version_lacks_stays(shard: RocksDBBackend) -> None:
