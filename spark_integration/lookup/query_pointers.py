@@ -299,7 +299,7 @@ class QueryPointers:
             batch = self.log.logged(batch_id)
         except NotFoundError:
             batch = self.log.batch(batch_id)  # whose error says which there are
-        found = batch, StateStores.of(batch), self._operators.at(batch_id)
+        found = batch, StateStores.of(batch, self._storage.url), self._operators.at(batch_id)
         with self._lock:
             self._batches[batch_id] = found
             while len(self._batches) > _KEPT_BATCHES:

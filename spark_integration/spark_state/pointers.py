@@ -119,8 +119,10 @@ class NeedsSparkError(Exception):
     """Only Spark makes state in this form; the text says which."""
 
 
-def _not_known(form: str) -> InvalidArgumentError:
-    return InvalidArgumentError(f"holdfast does not read this form of Spark's state: {form}")
+def _not_known(form: str, **where: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"holdfast does not read this form of Spark's state, only what Spark's own state stores write: {form}", **where
+    )
 
 
 @dataclass(frozen=True)
@@ -293,19 +295,19 @@ class StateStores:
     unique_ids: Mapping[int, tuple[str, ...]]  #: By operator those of its partitions; none where stores have no ids
 
     @classmethod
-    def of(cls, batch: LoggedBatch) -> StateStores:
-        """Return the settings that Spark has pinned. Raises `InvalidArgumentError`, `CorruptionError`."""
+    def of(cls, batch: LoggedBatch, location: str) -> StateStores:
+        """Return the settings that Spark has pinned at a location. Raises `InvalidArgumentError`, `CorruptionError`."""
         pinned = batch.conf
         provider, codec = str(pinned.get(PROVIDER, _PACKAGE + FILES)), _codec_of(pinned)
         if provider not in (_PACKAGE + FILES, _PACKAGE + _ROCKSDB):
-            raise _not_known(f"the state store {provider[:200]}")
+            raise _not_known(f"the state store {provider[:200]}", location=location)
         if codec not in CODECS:
-            raise _not_known(f"compressed by {codec[:80]}")
+            raise _not_known(f"compressed by {codec[:80]}", location=location)
         provider = provider.removeprefix(_PACKAGE)
         has_checksums = str(pinned.get(ROW_CHECKSUM)).lower() == "true"
         encoding = str(pinned.get(ENCODING, _UNSAFE_ROW)).lower() if provider == _ROCKSDB else _UNSAFE_ROW
         if encoding not in (_UNSAFE_ROW, _AVRO):
-            raise _not_known(f"written with {ENCODING}={encoding[:80]}")
+            raise _not_known(f"written with {ENCODING}={encoding[:80]}", location=location)
         return cls(batch.batch_id + 1, provider, codec, has_checksums, encoding == _AVRO, _unique_ids(batch))
 
     def read(
@@ -426,7 +428,7 @@ def modes_of(properties: Mapping[str, Any], number: int) -> dict[str, str]:
 def stored_steps(location: ObjectStorage, batch: LoggedBatch) -> list[StatefulStep]:
     """Return a query's operators with state, with their pointers after a micro-batch."""
     with ThreadPoolExecutor(_THREADS) as executor:
-        operators, stores = StateOperators(location), StateStores.of(batch)
+        operators, stores = StateOperators(location), StateStores.of(batch, location.url)
         steps = []
         for operator in operators.every(batch.batch_id):
             rows = read_pointers(location, stores, operator, operators, executor)

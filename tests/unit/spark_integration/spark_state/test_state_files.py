@@ -382,7 +382,7 @@ def test_rows_that_point_outside_of_themselves_are_refused() -> None:
 
 def test_ids_of_state_that_name_other_files_are_refused() -> None:
     with pytest.raises(CorruptionError):
-        StateStores.of(LoggedBatch(3, "v1", '{"conf":{}}', (), 0, {"0": [["../../x"]]}))
+        StateStores.of(LoggedBatch(3, "v1", '{"conf":{}}', (), 0, {"0": [["../../x"]]}), "file:///query")
 
 
 STORE = "spark.sql.streaming.stateStore."
@@ -494,7 +494,7 @@ def test_rows_that_are_not_avros_are_refused(rest: bytes) -> None:
 
 def stores(**pinned: str) -> StateStores:
     conf = {f"{STORE}{name.replace('_', '.')}": value for name, value in pinned.items()}
-    return StateStores.of(LoggedBatch(3, "v1", json.dumps({"conf": conf}), (), 0))
+    return StateStores.of(LoggedBatch(3, "v1", json.dumps({"conf": conf}), (), 0), "file:///query")
 
 
 @pytest.mark.parametrize("codec", ["zstd", "LZF", "org.apache.spark.io.SnappyCompressionCodec"])
@@ -516,5 +516,5 @@ def test_the_store_of_files_has_no_avro() -> None:
     ],
 )
 def test_what_is_not_known_is_said_before_anything_is_read(pinned: Mapping[str, str], says: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=says):
+    with pytest.raises(InvalidArgumentError, match=rf"Spark's own state stores.*{says}.*location=file:///query"):
         stores(**pinned)
