@@ -51,11 +51,56 @@ class RestartStrategy(ABC):
 
 
 @dataclass(frozen=True)
-class _Rule(RestartStrategy):
-    rule: Callable[[Sequence[float]], float | None]
+class FixedDelay(RestartStrategy):
+    """See `fixed_delay`."""
+
+    attempts: int
+    seconds: float
 
     def delay_s(self, failures_s: Sequence[float]) -> float | None:
-        return self.rule(failures_s)
+        """Return the same delay, that many times."""
+        return self.seconds if len(failures_s) <= self.attempts else None
+
+
+@dataclass(frozen=True)
+class Exponential(RestartStrategy):
+    """See `exponential`."""
+
+    first_s: float
+    longest_s: float
+    factor: float
+    quiet_s: float
+    jitter: float
+    attempts: int | None
+    chance: Callable[[], float] = clock.chance
+
+    def delay_s(self, failures_s: Sequence[float]) -> float | None:
+        """Return a delay that grows with the failures since the query last ran for `quiet_s` without one."""
+        in_a_row, later = 1, failures_s[-1]
+        for earlier in reversed(failures_s[:-1]):
+            if later - earlier > self.quiet_s:
+                break
+            in_a_row, later = in_a_row + 1, earlier
+        if self.attempts is not None and in_a_row > self.attempts:
+            return None
+        delay_s = self.first_s
+        for _ in range(in_a_row - 1):
+            delay_s = min(self.longest_s, delay_s * self.factor)
+        return delay_s * (1 + self.jitter * (2 * self.chance() - 1))
+
+
+@dataclass(frozen=True)
+class FailureRate(RestartStrategy):
+    """See `failure_rate`."""
+
+    failures: int
+    interval_s: float
+    seconds: float
+
+    def delay_s(self, failures_s: Sequence[float]) -> float | None:
+        """Return the same delay, unless there were too many failures of late."""
+        of_late = sum(failures_s[-1] - one <= self.interval_s for one in failures_s)
+        return self.seconds if of_late <= self.failures else None
 
 
 def fixed_delay(attempts: int = 3, delay_s: float = 10.0) -> RestartStrategy:
@@ -67,7 +112,7 @@ def fixed_delay(attempts: int = 3, delay_s: float = 10.0) -> RestartStrategy:
         A number is out of its range.
     """
     _check(attempts=(attempts, 0, FAILURES_MAX - 1), delay_s=(delay_s, 0, None))
-    return _Rule(lambda failures_s: delay_s if len(failures_s) <= attempts else None)
+    return FixedDelay(attempts, delay_s)
 
 
 def exponential(
@@ -78,7 +123,6 @@ def exponential(
     quiet_s: float = 3600.0,
     jitter: float = 0.1,
     attempts: int | None = None,
-    chance: Callable[[], float] = clock.chance,
 ) -> RestartStrategy:
     """Return a strategy that waits longer after each failure, and begins anew after a time without one.
 
@@ -94,8 +138,6 @@ def exponential(
         How far a delay is off at random, as a part of it, so that many queries do not start in the same second.
     attempts : int, optional
         How many failures in a row may be followed by a start; any number by default.
-    chance : callable, optional
-        As in `holdfast.clock`.
 
     Raises
     ------
@@ -110,21 +152,7 @@ def exponential(
         jitter=(jitter, 0, 1),
         attempts=(attempts or 0, 0, FAILURES_MAX - 1),
     )
-
-    def rule(failures_s: Sequence[float]) -> float | None:
-        in_a_row, later = 1, failures_s[-1]
-        for earlier in reversed(failures_s[:-1]):
-            if later - earlier > quiet_s:
-                break
-            in_a_row, later = in_a_row + 1, earlier
-        if attempts is not None and in_a_row > attempts:
-            return None
-        delay_s = first_s
-        for _ in range(in_a_row - 1):
-            delay_s = min(longest_s, delay_s * factor)
-        return delay_s * (1 + jitter * (2 * chance() - 1))
-
-    return _Rule(rule)
+    return Exponential(first_s, longest_s, factor, quiet_s, jitter, attempts)
 
 
 def failure_rate(failures: int = 3, interval_s: float = 300.0, delay_s: float = 10.0) -> RestartStrategy:
@@ -136,12 +164,7 @@ def failure_rate(failures: int = 3, interval_s: float = 300.0, delay_s: float = 
         A number is out of its range.
     """
     _check(failures=(failures, 0, FAILURES_MAX - 1), interval_s=(interval_s, 0, None), delay_s=(delay_s, 0, None))
-
-    def rule(failures_s: Sequence[float]) -> float | None:
-        of_late = sum(failures_s[-1] - one <= interval_s for one in failures_s)
-        return delay_s if of_late <= failures else None
-
-    return _Rule(rule)
+    return FailureRate(failures, interval_s, delay_s)
 
 
 @dataclass(frozen=True)
