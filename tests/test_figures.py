@@ -72,7 +72,7 @@ FIGURES = {
     "docs/backends.md": [
         f"`spark.holdfast.rocksdb.memory` | `{mib(ROCKSDB.memory_bytes)}m` |",
         f"`spark.holdfast.rocksdb.compression` | `{ROCKSDB.compression}` |",
-        f"that of a commit: {gib(commits.COMMIT_BYTES_MAX)} GiB",
+        f"like a commit, is at most {gib(commits.COMMIT_BYTES_MAX)} GiB",
         f"{mib(rocksdb.MEMORY_BYTES_MIN)}m at least |",
         f"the {generation.MOST_OPEN} databases used last stay open",
     ],
@@ -103,8 +103,8 @@ FIGURES = {
         f"kept for {day(local_dirs.LOG_KEPT_MS)}",
     ],
     "docs/deploy.md": [
-        f"up to {slabs.SLAB_KEYS:,} of a shard's keys at once",
-        f"fetch about {mib(slabs.SLAB_BYTES)} MiB at once",
+        f"the state of up to {slabs.SLAB_KEYS:,} of a shard's keys",
+        f"keys, about {mib(slabs.SLAB_BYTES)} MiB, held twice",
         f"if it has {mib(local_dirs.SHARED_MEMORY_MIN_BYTES)} MB free when the executor starts",
         f"server ends within {state_server.END_WITHIN_SECONDS:g} s of its executor",
     ],

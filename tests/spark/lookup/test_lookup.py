@@ -284,7 +284,7 @@ def test_bad_input_says_what_to_do(lab: Lab) -> None:
             (lambda: query.get("totals", {"key": "a"}, batch_id=9), NotFoundError, "last=2"),
             (lambda: query.get("totals", {"key": "a"}, batch_id=-1), InvalidArgumentError, "0 or more"),
             (lambda: query.page("totals", "state", 99), InvalidArgumentError, "no such shard"),
-            (lambda: query.page("totals", "state", 0, after="../x"), InvalidArgumentError, "no page"),
+            (lambda: query.page("totals", "state", 0, after="../x"), InvalidArgumentError, "previous page"),
         ):
             with pytest.raises(error, match=says):
                 bad()
