@@ -187,11 +187,13 @@ class BackendRowsContract:
     # Scans.
 
     def test_a_scan_of_a_range_of_hashes(self, backend: Backend) -> None:
-        """Ranges are inclusive at both ends, up to the largest hash: rescaling intersects them."""
+        """Ranges of any version are inclusive at both ends, up to the largest hash: rescaling intersects them."""
         hashes = [0, 1, 1 << 63, (1 << 63) + 1, MAX_HASH]
         rows: list[tuple[Row, Row | None]] = [((str(i),), (i,)) for i in range(5)]
         backend.apply(None, P1, {"counts": run_of(COUNTS, rows, hashes)}, {})
         backend.apply(P1, P2, {"counts": run_of(COUNTS, [(("3",), None), (("new",), (9,))], [hashes[3], 1])}, {})
+        with backend.view(P1) as old:
+            assert contents(old, "counts", 1, (1 << 63) + 1) == {("1",): (1,), ("2",): (2,), ("3",): (3,)}
         with backend.view(P2) as view:
 
             def names(first: int, last: int) -> set[str]:
