@@ -75,7 +75,7 @@ def find_places(
         of_operator = {
             query: records
             for query, records in by_query.items()
-            if any(operator_of(record.operator) == operator for record in records)
+            if operator is None or any(operator_of(record.operator) == operator for record in records)
         }
         return _noted(storage, of_operator or by_query, options), storage.url
 

@@ -21,6 +21,7 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.run import TableSchema
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.lineage import ChainEntry
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
 from holdfast.snapshotter.ownership.queries import NotedLocation
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.snapshotter.snapshots import Snapshots
@@ -204,3 +205,16 @@ def test_a_noted_location_is_opened_on_the_store_of_the_directory(
     with pytest.raises(NotFoundError, match="enough is known" if opened else "on another store"):
         places.location_of(NotedLocation("state-1", "query-1", noted, "host"), states, {})
     assert urls == ([opened] if opened else [])
+
+
+def test_no_query_of_a_state_directory_hides_behind_one_of_an_odd_name(tmp_path: Path) -> None:
+    """Asked for none, an operator's name tells no queries apart, not even one that is no name."""
+    with open_storage(str(tmp_path), {}) as storage:
+        for query, operator in [("query-1", "totals"), ("query-2", "-odd")]:
+            declare_operator(
+                storage, OperatorRecord(operator, query, "definition", "run", 1, {"state": table("state", "k")}, 2)
+            )
+    with pytest.raises(InvalidArgumentError, match="of several queries") as refused:
+        places.find_places(tmp_path, {})
+    assert "query-1" in str(refused.value)
+    assert "query-2" in str(refused.value)
