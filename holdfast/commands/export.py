@@ -140,10 +140,13 @@ def export(
         with started_spark(state_dir, options, conf) as spark, errors_of_spark():
             write(_frame(spark, what), target, kind)
     else:
-        batches = (
-            batch for part in found.parts() for run, _ in found.rows(part) for batch in shown.batches(run, part.shard)
-        )
-        with open_storage(target, parse_storage_options(options)) as to, things_shown("rows", None) as on_rows:
+        with (
+            found.place.open() as storage,
+            open_storage(target, parse_storage_options(options)) as to,
+            things_shown("rows", None) as on_rows,
+        ):
+            runs = ((part.shard, run) for part in found.parts() for run, _ in found.rows(storage, part))
+            batches = (batch for shard, run in runs for batch in shown.batches(run, shard))
             write_files(batches, shown.arrow, to, cast("Kind", kind), on_rows)
     click.echo(json.dumps({"to": target, "format": kind}) if as_json else f"written to {target}")
 

@@ -369,12 +369,10 @@ class SavedTable:
         """Return all parts."""
         return [PiecePart(piece.shard, HashRange(piece.first_hash, piece.last_hash), piece) for piece in self.pieces]
 
-    def rows(self, part: ReadPart) -> Iterator[PartRows]:
-        """Read a part, as in a task. Raises `HoldfastError`."""
+    def rows(self, storage: ObjectStorage, part: ReadPart) -> Iterator[PartRows]:
+        """Read a part from the opened place. Raises `HoldfastError`."""
         assert isinstance(part, PiecePart)
-        with self.place.in_task().open() as storage:
-            folder = savepoint_folder(storage, self.name)
-            yield read_piece(folder, self.operator, part.piece, self.schema), None
+        yield read_piece(savepoint_folder(storage, self.name), self.operator, part.piece, self.schema), None
 
     def travelling(self) -> SavedTable:
         """Return the table without parts and credentials."""
@@ -435,11 +433,10 @@ class QueryTable:
         """Return the shards that have state, or changes."""
         return [part for part in self.shards if self.changes_from is None or _version(part.at) > self.changes_from]
 
-    def rows(self, part: ReadPart) -> Iterator[PartRows]:
-        """Read a shard, as in a task. Raises `HoldfastError`."""
+    def rows(self, storage: ObjectStorage, part: ReadPart) -> Iterator[PartRows]:
+        """Read a shard from the opened place. Raises `HoldfastError`."""
         assert isinstance(part, ShardPart)
-        with self.place.in_task().open() as storage:
-            yield from self._live(storage, part) if self.changes_from is None else self._changes(storage, part)
+        return self._live(storage, part) if self.changes_from is None else self._changes(storage, part)
 
     def _live(self, storage: ObjectStorage, part: ShardPart) -> Iterator[PartRows]:
         assert part.at.pointer is not None
@@ -588,9 +585,10 @@ class TableReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, ReadPart):  # Spark's own, where there is no part
             return
-        for rows, batch_id in self._table.rows(partition):
-            run = rows
-            if self._key is not None:
-                key_hash = int(self._key.hashes[0])
-                run = rows.slice(key_hash, key_hash).with_prefixes(self._key)
-            yield from self._shown.batches(run, partition.shard, batch_id)
+        with self._table.place.in_task().open() as storage:
+            for rows, batch_id in self._table.rows(storage, partition):
+                run = rows
+                if self._key is not None:
+                    key_hash = int(self._key.hashes[0])
+                    run = rows.slice(key_hash, key_hash).with_prefixes(self._key)
+                yield from self._shown.batches(run, partition.shard, batch_id)
