@@ -96,8 +96,8 @@ class Coding:
     key: str | None = None
 
 
-def coding_of_tables(key: str) -> Coding:
-    """Return how tables are stored: by name their key and value schemas."""
+def coding_of_tables(key: str | None = None) -> Coding:
+    """Return how tables are stored: by name their key and value schemas; `key` as in `Coding`."""
     return Coding(Mapping[str, Annotated[list[str], 2]], decode_schemas, encode_schemas, key)
 
 

@@ -258,7 +258,7 @@ def _encode_part(path: Path, offset: int, plain_bytes: int, shard: str, buffer: 
         if len(framed) < size_bytes:
             size_bytes, encoding = len(framed), "lz4"
             data[:size_bytes] = framed
-    header = {"shard": shard, "name": path.name, "offset": offset}
+    header = _PartHeader(shard, path.name, offset).to_json()
     return stored_file.encode_in_place(buffer, size_bytes, PART_KIND, header, "data", encoding, plain_bytes)
 
 

@@ -36,7 +36,7 @@ from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
 from holdfast.backends.run_stack import merge_over, merge_prefixes, scan_runs
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.commits import Commit, CommitObjects, ObjectCommitLog
-from holdfast.snapshotter.lineage import ChainEntry, Lineage
+from holdfast.snapshotter.lineage import ChainEntry
 from holdfast.snapshotter.snapshots import Manifest, Part, SnapshotFile, Snapshots, fetch_part, make_empty
 from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
@@ -173,8 +173,7 @@ class VersionReader:
     def find(self, at: At, table: str, prefixes: Keys) -> Run:
         """Return the live rows that begin with one of `prefixes`."""
         newest, schema = self.newest(at), self.tables[table]
-        written = (one.run_of(schema) for one in chain(self._commits_of(newest.lineage), [newest]))
-        runs = [run.with_prefixes(prefixes) for run in written if run is not None]
+        runs = [run.with_prefixes(prefixes) for run in self._written(newest, schema)]
         snapshot = newest.lineage.snapshot
         if snapshot is not None:
             try:
@@ -187,8 +186,7 @@ class VersionReader:
     def scan(self, at: At, table: str, first_hash: int = 0) -> Iterator[Run]:
         """Yield the live rows from a hash on, ascending by hash; a repeated scan bypasses a damaged snapshot."""
         newest, schema = self.newest(at), self.tables[table]
-        written = (one.run_of(schema) for one in chain(self._commits_of(newest.lineage), [newest]))
-        writes = [run.slice(first_hash, MAX_HASH) for run in written if run is not None]
+        writes = [run.slice(first_hash, MAX_HASH) for run in self._written(newest, schema)]
         snapshot = newest.lineage.snapshot
         if snapshot is None:
             yield from scan_runs(writes, first_hash, MAX_HASH)
@@ -211,8 +209,10 @@ class VersionReader:
             kept = next((one for entry, one in self._kept.items() if entry.pointer == at.pointer), None)
         return kept or self._keep(self._commits.fetch_newest(at.pointer))
 
-    def _commits_of(self, lineage: Lineage) -> Iterator[Commit]:
-        return ahead(self._executor, self.commit, lineage.commits)
+    def _written(self, newest: Commit, schema: TableSchema) -> Iterator[Run]:
+        """Yield what a version's commits wrote into a table above its snapshot, oldest first."""
+        commits = chain(ahead(self._executor, self.commit, newest.lineage.commits), [newest])
+        return (run for one in commits if (run := one.run_of(schema)) is not None)
 
     def commit(self, entry: ChainEntry) -> Commit:
         """Return a commit that a chain names; raises the errors of `find`."""

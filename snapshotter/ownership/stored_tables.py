@@ -27,10 +27,10 @@ from holdfast.backends import stored_file
 from holdfast.backends.column_names import ColumnChanges, Names, named, with_columns
 from holdfast.backends.evolution import evolved, evolved_tables
 from holdfast.backends.run import Run, under_names
-from holdfast.backends.schema import TableSchema, decode_schemas, encode_schemas
+from holdfast.backends.schema import TableSchema, encode_schemas
 from holdfast.errors import ConflictError, SchemaMismatchError
 from holdfast.snapshotter.fence import Fence, key_of, looks
-from holdfast.snapshotter.fields import NOT_STORED, Coding, Fields, Stored, refuse_stray
+from holdfast.snapshotter.fields import NOT_STORED, Coding, Fields, Stored, coding_of_tables, refuse_stray
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
@@ -46,7 +46,7 @@ def _sorted(by_table: Mapping[str, Any]) -> dict[str, Any]:
 
 _Tables = Annotated[
     Mapping[str, TableSchema],
-    Coding(Mapping[str, Annotated[list[str], 2]], decode_schemas, lambda tables: encode_schemas(_sorted(tables))),
+    replace(coding_of_tables(), encode=lambda tables: encode_schemas(_sorted(tables))),
 ]
 
 

@@ -130,7 +130,7 @@ class SavedOperator(Stored):
     #: With all columns that rows may have; `TableSchema.not_null` has those in which no row has a null
     tables: Annotated[Mapping[str, TableSchema], coding_of_tables("schemas")]
     #: The tables that the query's last run declared, as it declared them
-    declared: Annotated[Mapping[str, TableSchema], coding_of_tables("declared")]
+    declared: Annotated[Mapping[str, TableSchema], coding_of_tables()]
     is_continuous: bool  #: Whether all runs have declared these since they were first declared
     configuration: Mapping[str, str]  #: What the operator's API allows no restart to change
     times: tuple[ShardTimes, ...]  #: Of the shards that have state

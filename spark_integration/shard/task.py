@@ -128,9 +128,7 @@ def session_values(prefix: str, names: Collection[str]) -> dict[str, str]:
 
 def local_dir_of_session() -> str | None:
     """Return this task's ``spark.holdfast.local.dir``, or None."""
-    context = TaskContext.get()
-    value = context.getLocalProperty(f"{PREFIX}local.dir") if context else None
-    return value or None
+    return session_values(PREFIX, ["local.dir"]).get("local.dir") or None
 
 
 def state_storage(settings: Settings) -> ObjectStorage | None:
