@@ -51,7 +51,7 @@ from holdfast.spark_integration.savepoints.tasks import settings_of, versions_of
 from holdfast.spark_integration.savepoints.write import TableRows, TableSetWriter, without_rows
 from holdfast.spark_integration.shard.operator import STATE_TABLE
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, STATE_VARIABLES
-from holdfast.spark_integration.shard.timeout import TimeMode, TimeoutConf
+from holdfast.spark_integration.shard.timeout import TIME_MODES, TimeoutConf
 from holdfast.spark_integration.spark_state.pointers import PROVIDER, StateOperator, StateOperators, modes_of
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
 from holdfast.spark_integration.spark_types import arrow_schema
@@ -326,7 +326,7 @@ def _processor(step: _Step) -> Iterator[TableRows]:
     for declared in step.operator.properties.get("stateVariables", []):
         if kind := _KINDS.get(declared["stateVariableType"]):
             yield _variable(step, declared["stateName"], kind, has_ttl=declared["ttlEnabled"])
-    time_mode: TimeMode = step.modes["timeMode"]  # type: ignore[assignment]
+    time_mode = TIME_MODES[step.modes["timeMode"].lower()]
     if time_mode == "None":
         return
     rows = step.read(readRegisteredTimers="true")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial, reduce
-from operator import getitem
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -289,7 +288,10 @@ WRONG: list[tuple[tuple[str | int, ...], list[dict[str, Any]]]] = [
 
 
 def put(path: tuple[str | int, ...], fields: dict[str, Any], header: dict[str, Any]) -> None:
-    reduce(getitem, path, header).update(fields)  # type: ignore[arg-type]
+    found: Any = header
+    for name in path:
+        found = found[name]
+    found.update(fields)
 
 
 @pytest.mark.parametrize(
