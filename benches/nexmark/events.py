@@ -170,9 +170,9 @@ def _person(mix: Mix, chance: _Chance, what: str, hot: int) -> Column:
     return F.when(chance.of(f"hot {what}") < 0.75, last - last % HOT + hot).otherwise(any_of)
 
 
-def of_kind(frame: DataFrame, kind: int) -> DataFrame:
-    """Return the events of one kind."""
-    return frame.where(F.col("kind") == kind)
+def of_kind(frame: DataFrame, *kinds: int) -> DataFrame:
+    """Return the events of some kinds."""
+    return frame.where(F.col("kind").isin(*kinds))
 
 
 @dataclass(frozen=True)
@@ -184,4 +184,4 @@ class House:
 
     def of(self, *kinds: int, time: str = "at") -> DataFrame:
         """Return the events of some kinds, whose watermark leaves none behind."""
-        return self.events.where(F.col("kind").isin(*kinds)).withWatermark(time, f"{WATERMARK_S} seconds")
+        return of_kind(self.events, *kinds).withWatermark(time, f"{WATERMARK_S} seconds")

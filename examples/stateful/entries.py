@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -40,7 +39,10 @@ def store_entries(
     batch.state.put(pa.table({column: lists}), where=~is_empty)
     batch.state.delete(where=is_empty)
     if due_ms is not None:
-        set_earliest(batch, entries["key"].to_numpy(), due_ms.to_numpy())
+        # Timers of a `StatefulProcessor` are due at their time, those of a shard after it.
+        earliest_ms = np.full(batch.keys.num_rows, _NEVER)
+        np.minimum.at(earliest_ms, entries["key"].to_numpy(), due_ms.to_numpy() - 1)
+        batch.timers.set(pa.array(earliest_ms, mask=earliest_ms == _NEVER))
 
 
 def behind_keys(batch: ShardBatch, entries: pa.Table | pd.DataFrame) -> pa.Table:
@@ -54,13 +56,3 @@ def behind_keys(batch: ShardBatch, entries: pa.Table | pd.DataFrame) -> pa.Table
 
 def _table(entries: pa.Table | pd.DataFrame) -> pa.Table:
     return pa.Table.from_pandas(entries, preserve_index=False) if isinstance(entries, pd.DataFrame) else entries
-
-
-def set_earliest(batch: ShardBatch, key: npt.NDArray[np.int64], times_ms: npt.NDArray[np.int64]) -> None:
-    """Set the timer of each key to the earliest of its times, and take it away from a key without any.
-
-    Timers of a `StatefulProcessor` are due at their time, those of a shard after it: hence one millisecond earlier.
-    """
-    earliest_ms = np.full(batch.keys.num_rows, _NEVER)
-    np.minimum.at(earliest_ms, key, times_ms - 1)
-    batch.timers.set(pa.array(earliest_ms, mask=earliest_ms == _NEVER))

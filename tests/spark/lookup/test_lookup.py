@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import DataFrame, Row
@@ -28,7 +27,7 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.lookup.places import find_state_dir
 from holdfast.spark_integration.lookup.query_pointers import QueryPointers
 from tests.faults.executor_process import eventually
-from tests.spark.conftest import Lab
+from tests.spark.conftest import Lab, count
 from tests.spark.parity.engines import configured
 from tests.spark.savepoints.queries import CASES, Case, read_by_spark
 from tests.tiers import cases
@@ -231,14 +230,9 @@ def test_keys_of_every_kind(lab: Lab) -> None:
     rows = [tuple(values[n % 2] for values in NESTED.values()) for n in range(2)] + [(None,) * len(NESTED)]
     lab.spark.createDataFrame(rows, columns).coalesce(1).write.parquet(str(lab.folder / "input"))
 
-    def count(batch: holdfast.ShardBatch) -> pa.Table:
-        n = pc.add(pc.coalesce(batch.state.get()["n"], 0), batch.groups.count())
-        batch.state.put(n=n)
-        return pa.table({"n": n})
-
     names = [f"c{n}" for n in range(len(NESTED))]
     frame = holdfast.stream(lab.source(columns)).groupBy(*names)
-    lab.run(frame.applyInArrowWithState(count, "n long", "n long", "update", name="totals"))
+    lab.run(frame.applyInArrowWithState(count, f"{columns}, n long", "n long", "update", name="totals"))
     with holdfast.open_query(lab.folder / "query", lab.folder / "durable") as query:
         for row in rows:
             (found,) = query.get("totals", dict(zip(names, row, strict=True))).values()

@@ -176,7 +176,6 @@ def test_growth_says_at_which_sizes_which_backend_is_the_better_one(tmp_path: Pa
         ("pandas-rocksdb", "pandas-rocksdb x10", "holdfast by key on rocksdb x10", "rocksdb", True),
         ("holdfast-filesystem-row", None, "holdfast on filesystem, by Row", "filesystem", True),
         ("nexmark-memory-by-key", None, "holdfast on memory, by key", "memory", True),
-        ("nexmark-spark-by-key", None, "Spark, by key", "spark", False),
         ("spark-agg-hdfs", None, "Spark's aggregation on HDFSBacked", "spark", False),
         ("spark-pandas-rocksdb", None, "Spark's applyInPandasWithState on RocksDB", "spark", False),
         ("floor", None, "the floor: no state", "floor", False),

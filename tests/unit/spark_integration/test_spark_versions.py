@@ -180,13 +180,8 @@ def test_frames_are_converted_as_spark_s_worker_does() -> None:
     batch = pa.RecordBatch.from_pydict({"n": [1, 2], "s": ["a", None]})
     n, s = spark_versions.arrow_to_pandas(batch, "UTC", prefer_int_ext_dtype=False)
     assert (n.name, n.dtype, n.tolist(), s.name, s.tolist()) == ("n", "int64", [1, 2], "s", ["a", None])
-    back = spark_versions.pandas_to_arrow(
-        [pd.Series([1, 2]), pd.Series(["a", None])],
-        StructType().add("n", LongType()).add("s", StringType()),
-        "UTC",
-        safecheck=True,
-        int_to_decimal_coercion_enabled=False,
-    )
+    columns = [pd.Series([1, 2]), pd.Series(["a", None])]
+    back = spark_versions.pandas_to_arrow(columns, StructType().add("n", LongType()).add("s", StringType()), "UTC")
     assert back.to_pydict() == batch.to_pydict()
 
 

@@ -95,14 +95,8 @@ def as_spark_converts(frames: list[pd.DataFrame], schema: T.StructType, padded: 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of pandas, for each padding
         together = pd.concat([*frames, padding], ignore_index=True)
-    batch = spark_versions.pandas_to_arrow(
-        [together[name] for name in schema.names],
-        schema,
-        "America/New_York",
-        safecheck=True,
-        int_to_decimal_coercion_enabled=False,
-    )
-    return batch.column(0)
+    columns = [together[name] for name in schema.names]
+    return spark_versions.pandas_to_arrow(columns, schema, "America/New_York").column(0)
 
 
 @pytest.mark.parametrize("first_has_null", [True, False])
@@ -141,9 +135,7 @@ def test_rows_of_processors_keep_nan_and_keys_of_any_type(data_type: T.DataType)
     types = arrow_schema(schema, "the output")
     sent = pa.RecordBatch.from_arrays([pa.array(ODD[data_type], types.types[0])], schema=types)
     [frame] = list(OneByOneOutput(schema).send([sent]))
-    converted = spark_versions.pandas_to_arrow(
-        [frame["c"]], schema, "America/New_York", safecheck=True, int_to_decimal_coercion_enabled=False
-    )
+    converted = spark_versions.pandas_to_arrow([frame["c"]], schema, "America/New_York")
     # NaN equals nothing, but prints as it is.
     assert repr(converted.column(0).cast(types.types[0]).to_pylist()) == repr(sent.column(0).to_pylist())
 
