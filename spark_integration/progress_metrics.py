@@ -58,7 +58,10 @@ def metrics(query: StreamingQuery) -> DataFrame:
     -----
     Sources: the query's progress, if the query was defined with ``spark.holdfast.metrics.inProgress``, of the
     micro-batches that Spark keeps (``spark.sql.streaming.numRecentProgressUpdates``). Of others the state servers that
-    run on this machine: docs/metrics.md says what they know, and what only the progress has.
+    run on this machine as this user (docs/metrics.md). They lack an executor's first micro-batch, executors elsewhere
+    or ended, and a clone by its own id; of a running micro-batch they count the finished shards. Null without the
+    progress: ``calls``, ``call_seconds_max``, ``rows_max``, ``rows_max_shard``, ``snapshot_lag_seconds_max``,
+    ``snapshot_bytes``, ``snapshot_failures`` and ``servers_unanswered``.
 
     Cost: one request to the query, and one to each state server, which answers within two seconds or is left out. The
     returned metrics no longer change.

@@ -14,8 +14,8 @@ neither query nor micro-batch when they plan: both are read from the query's che
 the writer and its messages. So each micro-batch is a start of the coordinator, with what that costs; `exactly_once`
 keeps one over the micro-batches.
 
-Spark looks for formats, and makes their sources, in a process of its own: this module imports nothing that only reads
-state.
+Spark looks for formats, and makes their sources, in a process of its own: this module imports neither pandas nor a
+client of a target.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from holdfast.spark_integration.sinks.writing import prepared_of, write_attempt
 from holdfast.spark_integration.spark_state.query_location import QueryLocation
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.spark_versions import require_arrow_streams, stream_arrow_writer
-from holdfast.spark_integration.state_source.source import STORAGE, STORAGE_IN_JSON, storage_options
+from holdfast.spark_integration.state_source.source import STORAGE, STORAGE_IN_JSON, StateSource, storage_options
 from holdfast.spark_integration.state_source.source import in_json as parsed_json
 from holdfast.spark_integration.transport.python_stage import ImmediateAcks
 
@@ -431,7 +431,6 @@ SINK_SOURCES = (PostgresSource, KafkaSource, ParquetSource, DeltaSource)
 def register(spark: SparkSession) -> None:
     """Register ``format("holdfast")`` and the sinks' formats, if Spark has not found them by itself."""
     from holdfast.spark_integration.state_source.reading import register_source
-    from holdfast.spark_integration.state_source.source import StateSource
 
     for source in (StateSource, *SINK_SOURCES):
         register_source(spark, source)

@@ -454,7 +454,7 @@ def edit(
     operator : str, optional
         Required if the base has several.
     name, comment
-        As in `write`, which also says what is returned, and raised besides.
+        As in `write`, which also says what is raised besides.
 
     Raises
     ------

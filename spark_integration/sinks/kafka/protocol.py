@@ -18,7 +18,7 @@ Each request has one fixed version:
     SaslHandshake           17  1         the tokens follow in requests of their own
     ApiVersions             18  0         any broker answers it
     InitProducerId          22  1         plain: a new epoch, without naming the old one
-    EndTxn                  26  2         ends a transaction without moving its epoch: a repeat differs from a stranger
+    EndTxn                  26  2         ends a transaction without moving its epoch: a repeat is recognised
     DescribeConfigs         32  1         plain
     SaslAuthenticate        36  0         plain
     DescribeTransactions    65  0         the only one: Kafka 3.0
