@@ -133,10 +133,10 @@ def test_the_top_windows_follow_windows(lab: Lab) -> None:
         windows = source(lab).groupBy("user", F.window("at", "20 minutes")).agg(F.count("*").alias("n"))
         return windows.select("user", "n", F.col("window.start").alias("start"))
 
-    chance = random.Random(6)
+    chance = random.Random(11)
     lists: dict[Any, list[Any]] = {}
     for _ in range(2):
-        feed(lab, chance, 5)
+        feed(lab, chance, 8)
         found = [rows for rows in lab.run(ours(), "ours", "update") if rows]
         expected = []
         for rows in filter(None, lab.run(spark(), "spark", "append")):
