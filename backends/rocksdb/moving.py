@@ -33,7 +33,7 @@ from holdfast.backends.rocksdb.errors import rocksdb_errors
 from holdfast.backends.rocksdb.generation import keep_unwritten, note_file
 from holdfast.backends.rocksdb.generation_file import TABLE_FILE, DatabaseFile, GenerationFile, StoredTable
 from holdfast.backends.rocksdb.options import TABLE_BYTES, open_rocksdb, writer_options
-from holdfast.backends.rocksdb.reads import CHUNK_KEYS, estimate_rows, to_list
+from holdfast.backends.rocksdb.reads import CHUNK_KEYS, estimate_counts, to_list
 from holdfast.backends.run import Run
 from holdfast.backends.run_stack import merge_in_stretches
 from holdfast.backends.schema import TableSchema
@@ -74,7 +74,7 @@ def make_generation(
                 how.set_move_files(True)
                 database.ingest_external_file(paths, how)
             _wait_for_merges(database, staged.path)
-            counts = {name: estimate_rows(database, table.id) for name, table in file.tables.items()}
+            counts = estimate_counts(database, {name: table.id for name, table in file.tables.items()})
             live = {table["name"].lstrip("/") for table in database.live_files()}
         finally:
             database.close()

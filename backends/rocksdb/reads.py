@@ -9,7 +9,7 @@ Two facts of rocksdict shape this module:
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -28,12 +28,14 @@ CHUNK_KEYS = 8192
 #: Rows of one run of a scan, and the bytes that end a run earlier.
 RUN_ROWS, RUN_BYTES = 65536, 32 << 20
 #: Rows of the first run of a scan; each further one has `RUN_GROWTH` times as many, up to `RUN_ROWS`.
-FIRST_RUN_ROWS, RUN_GROWTH = 1024, 4
+FIRST_RUN_ROWS, RUN_GROWTH = 16, 16
 #: A scan beats point reads while it meets at most this many rows per wanted key.
 SCAN_ROWS_PER_KEY = 3.3
 _SAMPLE_ROWS = 256
 #: Rows to estimate a table's size from, and the factor if most of them share a hash.
 COUNTED_ROWS, FURTHER = 1024, 16
+# Hashes are spread evenly if samples differ by less than this factor.
+_EVEN = 1.5
 
 
 class EncodedRows(NamedTuple):
@@ -133,11 +135,19 @@ def read_prefixed(
     return EncodedRows(keys, values, None), done
 
 
-def estimate_rows(database: Rdict, table_id: int) -> int:
-    """Return about how many rows a table has; exact for up to `COUNTED_ROWS`.
+def estimate_counts(database: Rdict, table_ids: Mapping[str, int]) -> dict[str, int]:
+    """Return about how many rows each table has, by name; exact for up to `COUNTED_ROWS`.
 
-    Beyond, assumes evenly spread hashes; omits the last hash, whose rows may be cut off.
+    Tables whose hashes are not spread evenly, as those in the order of time, share what the others leave of all rows.
     """
+    found = {name: _estimate_rows(database, table_id) for name, table_id in table_ids.items()}
+    counts = {name: rows for name, rows in found.items() if rows is not None}
+    left = (database.property_int_value("rocksdb.estimate-num-keys") or 0) - sum(counts.values())
+    return {name: counts.get(name, max(0, left) // max(1, len(found) - len(counts))) for name in found}
+
+
+def _estimate_rows(database: Rdict, table_id: int) -> int | None:
+    """Return about how many rows a table has, from samples at its begin and middle; None if these differ much."""
     start, end = key_range(table_id, 0, MAX_HASH)
     most = COUNTED_ROWS
     sample = _keys(database, start, end, most)
@@ -152,9 +162,17 @@ def estimate_rows(database: Rdict, table_id: int) -> int:
     if not newest.valid():
         newest.status()
         return len(sample)
-    first, last = _hash(sample[0]), _hash(sample[-1])
-    rows_per_hash = _whole(sample) / max(1, last - first)
-    return max(len(sample), round(rows_per_hash * (_hash(newest.key()) - first + 1)))
+    first, last = _hash(sample[0]), _hash(newest.key())
+    middle = key_range(table_id, (first + last) // 2, MAX_HASH)[0]
+    rows_per_hash = [_rows_per_hash(some) for some in (sample, _keys(database, middle, end, most))]
+    if max(rows_per_hash) > _EVEN * min(rows_per_hash):
+        return None
+    return max(len(sample), round(sum(rows_per_hash) / 2 * (last - first + 1)))
+
+
+def _rows_per_hash(sample: list[bytes]) -> float:
+    """Return the rows for each hash of ascending keys, without those of the last hash, which may be cut off."""
+    return _whole(sample) / max(1, _hash(sample[-1]) - _hash(sample[0])) if sample else 0.0
 
 
 def scanned(read: Callable[[bytes, bytes, int], tuple[Run, bytes | None]], start: bytes, end: bytes) -> Iterator[Run]:

@@ -270,6 +270,29 @@ def test_many_move_and_commit_at_once(shard: RocksDBBackend) -> None:
         assert sum(each.result() for each in working) > 0
 
 
+def test_the_first_rows_of_a_database_cost_little(shard: RocksDBBackend) -> None:
+    """Each micro-batch looks for the earliest of a shard's timers: it must not read a thousand of them."""
+    shard.load(P1, counts(*((f"user {i}", i) for i in range(2000))), {})
+    shard.maintain(P1)
+    shard.apply(P1, P2, {}, {})
+    with shard.view(P2) as view:
+        assert len(next(view.scan("counts"))) < 100
+        assert len(contents(view, "counts")) == 2000
+
+
+def test_rows_in_the_order_of_time_are_counted_like_others(shard: RocksDBBackend) -> None:
+    """Times are not spread evenly as hashes are: one far away must not make thousands of rows billions."""
+    near, far = range(20_000), 1 << 62
+    by_time = run_of(TABLES["counts"], [((f"user {i}",), (i,)) for i in [*near, far]], [*near, far])
+    by_hash = run_of(TABLES["members"], [((f"user {i}".encode(),), ()) for i in range(5000)])
+    shard.load(P1, {"counts": by_time, "members": by_hash}, {})
+    shard.maintain(P1)
+    shard.apply(P1, P2, {}, {})
+    rows = shard.statistics().rows
+    assert rows["counts"] == pytest.approx(len(by_time), rel=0.1)
+    assert rows["members"] == pytest.approx(len(by_hash), rel=0.1)
+
+
 def test_tables_that_did_not_change_are_the_same_files(shard: RocksDBBackend) -> None:
     """An upload of the next generation sends what is new: by inode, as snapshots know files."""
     pointer = moved_shard(shard)
