@@ -29,14 +29,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from holdfast.errors import ConflictError, FencedError, NotFoundError
-from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
+from holdfast.snapshotter.storage.object_storage import Buffer, ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 T = TypeVar("T")
 

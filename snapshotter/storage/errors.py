@@ -22,14 +22,11 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from collections.abc import Set as AbstractSet
 
 _DETAIL_LIMIT = 200
 
@@ -53,12 +50,8 @@ _LOCAL_BAD_CALL = {errno.EINVAL, errno.ENAMETOOLONG, errno.ENOSYS, errno.EOPNOTS
 _BY_NAME: tuple[tuple[frozenset[str], type[HoldfastError], str], ...] = (
     (frozenset({"FlexibleChecksumError", "ChecksumError"}), CorruptionError, _DAMAGED),
     (
-        frozenset({"HTTPClientError", "ConnectionError", "ClientPayloadError", "ClientConnectionError"}),
-        UnavailableError,
-        _NO_ANSWER,
-    ),
-    (
-        frozenset({"ResponseParserError", "IncompleteReadError", "IncompleteRead", "MetadataRetrievalError"}),
+        frozenset({"HTTPClientError", "ConnectionError", "ClientPayloadError", "ClientConnectionError"})
+        | {"ResponseParserError", "IncompleteReadError", "IncompleteRead", "MetadataRetrievalError"},
         UnavailableError,
         _NO_ANSWER,
     ),

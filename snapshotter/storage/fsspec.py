@@ -15,10 +15,11 @@ import errno
 import logging
 import threading
 import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import fsspec
 from fsspec import AbstractFileSystem
@@ -34,22 +35,16 @@ from holdfast.snapshotter.storage.errors import translated
 from holdfast.snapshotter.storage.object_storage import (
     TEMPORARY_PREFIX,
     Action,
+    Buffer,
     ObjectInfo,
     ObjectStorage,
     check_folder,
     check_key,
     check_range,
     flat_view,
-    require_size,
     unconditional,
-    whole_range,
 )
 from holdfast.snapshotter.storage.options import secrets_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from typing_extensions import Buffer
 
 #: What `find` calls; asynchronous file systems override it to list differently. A test fails when it is gone.
 PRIVATE = {AsyncFileSystem: ("_find",)}
@@ -103,7 +98,7 @@ class FsspecStorage(ObjectStorage):
                 self._put_and_move(fs, f"{root}/{key}", content)
             else:
                 fs.pipe_file(f"{root}/{key}", content)
-        self._requests.add_bytes("put", view.nbytes)
+        self._requests.add("put_bytes", view.nbytes)
         _LOG.debug("put key=%s size_bytes=%d", key, view.nbytes)
 
     def put_if_absent(self, key: str, data: Buffer) -> None:
@@ -120,7 +115,7 @@ class FsspecStorage(ObjectStorage):
             except FileExistsError:
                 is_new = False
         if is_new:
-            self._requests.add_bytes("put", len(content))
+            self._requests.add("put_bytes", len(content))
         else:
             self._require(key, content)
 
@@ -130,7 +125,7 @@ class FsspecStorage(ObjectStorage):
     def get_range(self, key: str, start: int, end: int) -> memoryview:
         check_range(start, end)
         data = self._got(key, lambda fs, path: memoryview(fs.cat_file(path, start=start, end=end)).toreadonly())
-        return whole_range(data, start, end, key, self.url)
+        return self._whole_range(data, start, end, key)
 
     def _got(self, key: str, read: Callable[[Any, str], memoryview]) -> memoryview:
         """Call `read` with the file system and the file's path; return its result."""
@@ -143,7 +138,7 @@ class FsspecStorage(ObjectStorage):
                 if not _is_absence(exc):
                     raise
                 raise NotFoundError("no such object", action="get", key=key, storage=self.url) from exc
-        self._requests.add_bytes("get", data.nbytes)
+        self._requests.add("get_bytes", data.nbytes)
         return data
 
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
@@ -199,9 +194,9 @@ class FsspecStorage(ObjectStorage):
         if data.nbytes > first:
             fs.invalidate_cache()
             size_bytes = fs.size(path)  # None if it is not known
-            require_size(max(size_bytes or 0, data.nbytes), limit_bytes, key, self.url)
+            self._require_size(max(size_bytes or 0, data.nbytes), limit_bytes, key)
             data = memoryview(fs.cat_file(path, start=0, end=(size_bytes or limit_bytes) + 1))
-            require_size(data.nbytes, limit_bytes, key, self.url)
+            self._require_size(data.nbytes, limit_bytes, key)
         return data.toreadonly()
 
     def _files(self, prefix: str) -> tuple[Any, dict[str, tuple[str, Mapping[str, Any]]]]:

@@ -32,39 +32,30 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import hdfs_native
 
 from holdfast import clock
 from holdfast.backends.options import did_you_mean
-from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage.connections import Connections
 from holdfast.snapshotter.storage.errors import translated
 from holdfast.snapshotter.storage.object_storage import (
     TEMPORARY_PREFIX,
     Action,
+    Buffer,
     ObjectInfo,
-    ObjectStorage,
+    SizedStorage,
     check_folder,
     check_key,
-    check_range,
     flat_view,
-    require_deleted,
-    require_size,
-    taken,
-    whole_range,
 )
 from holdfast.snapshotter.storage.options import dotted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from typing_extensions import Buffer
 
 PRIVATE = {hdfs_native.Client: ("inner",)}
 PIECE_BYTES = 8 << 20
@@ -115,14 +106,10 @@ class Attempt:
         try:
             # Not a pool: that would wait for its threads when the interpreter exits.
             threading.Thread(target=run, name="holdfast-hdfs", daemon=True).start()
-            while waited < self._limit_seconds:
-                step = self._limit_seconds - waited
-                with suppress(TimeoutError):
-                    return done.result(step)
-                if done.done():
-                    return done.result()
-                waited += step
-            raise TimeoutError
+            while not done.done() and (left := self._limit_seconds - waited) > 0:
+                wait([done], left)
+                waited += left
+            return done.result(0)
         finally:
             self._abandoned = not done.done()
 
@@ -195,7 +182,7 @@ def _says_absent(exc: Exception) -> bool:
     return isinstance(exc, FileNotFoundError) or "(is not a directory)" in str(exc)
 
 
-class HdfsStorage(ObjectStorage):
+class HdfsStorage(SizedStorage):
     """See the module.
 
     `authority`: ``host:port`` of the NameNode, the name of a name service, or "" for ``fs.defaultFS`` of
@@ -237,25 +224,12 @@ class HdfsStorage(ObjectStorage):
         path, view = self._path(key), flat_view(data)
         seconds = view.nbytes / MIN_RATE_BYTES_PER_SECOND
         self._perform("put", key, lambda client, attempt: self._put(client, attempt, path, view), seconds)
-        self._requests.add_bytes("put", view.nbytes)
+        self._requests.add("put_bytes", view.nbytes)
         _LOG.debug("put key=%s size_bytes=%d", key, view.nbytes)
 
     def put_if_absent(self, key: str, data: Buffer) -> None:
         """Store an object; see `ObjectStorage.put_if_absent`. On HDFS every put keeps existing objects."""
         self.put(key, data)
-
-    def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
-
-        def whole(size: int) -> tuple[int, int]:
-            require_size(size, limit_bytes, key, self.url)
-            return 0, size
-
-        return self._read(key, whole)
-
-    def get_range(self, key: str, start: int, end: int) -> memoryview:
-        check_range(start, end)
-        data = self._read(key, lambda size: (min(start, size), min(end, size)))
-        return whole_range(data, start, end, key, self.url)
 
     def _read(self, key: str, choose: Callable[[int], tuple[int, int]]) -> memoryview:
         path = self._path(key)
@@ -263,7 +237,7 @@ class HdfsStorage(ObjectStorage):
             data = self._perform("get", key, lambda client, attempt: read_file(client, attempt, path, choose))
         except NotFoundError as exc:
             raise NotFoundError("no such object", action="get", key=key, storage=self.url) from exc
-        self._requests.add_bytes("get", data.nbytes)
+        self._requests.add("get_bytes", data.nbytes)
         return data
 
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
@@ -309,7 +283,7 @@ class HdfsStorage(ObjectStorage):
             except UnavailableError as error:
                 failures += [(key, error) for key in waiting]
         self._require_open()
-        require_deleted(failures, self.url)
+        self._require_deleted(failures)
 
     def close(self) -> None:
         """Drop this process's client; calls under way continue."""
@@ -372,7 +346,7 @@ class HdfsStorage(ObjectStorage):
         except FileExistsError as exc:
             is_same = client.get_file_info(path).length == view.nbytes
             if not is_same or read_file(client, attempt, path, lambda found: (0, min(view.nbytes, found))) != view:
-                raise taken(path.removeprefix(f"{self._root}/"), self.url) from exc
+                raise self._taken(path.removeprefix(f"{self._root}/")) from exc
             client.delete(temporary, False)
 
     def _remove(self, client: hdfs_native.Client, temporary: str) -> None:

@@ -22,33 +22,25 @@ import itertools
 import logging
 import os
 import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 from holdfast.backends.block_io import read_at, write_at
-from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.errors import translated
 from holdfast.snapshotter.storage.object_storage import (
     TEMPORARY_PREFIX,
     Action,
+    Buffer,
     ObjectInfo,
-    ObjectStorage,
+    SizedStorage,
     check_folder,
     check_key,
-    check_range,
     flat_view,
     key_problem,
-    require_size,
     unconditional,
-    whole_range,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from typing_extensions import Buffer
 
 _LOG = logging.getLogger(__name__)
 #: Passes over what was deleted, or replaced, since its folder was read.
@@ -61,7 +53,7 @@ _MET_BY_ANY_CALL = {
 }
 
 
-class LocalStorage(ObjectStorage):
+class LocalStorage(SizedStorage):
     """See the module. `root`: absolute, normalised path; it may be, or lead through, a symbolic link."""
 
     def __init__(self, root: str) -> None:
@@ -91,27 +83,9 @@ class LocalStorage(ObjectStorage):
                 raise
             os.fsync(at)
         if published:
-            self._requests.add_bytes("put", view.nbytes)
+            self._requests.add("put_bytes", view.nbytes)
             _LOG.debug("put key=%s size_bytes=%d", key, view.nbytes)
         return published
-
-    def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
-
-        def read(file: int, size_bytes: int) -> memoryview:
-            require_size(size_bytes, limit_bytes, key, self.url)
-            data = memoryview(bytearray(size_bytes))
-            return data[: read_at(file, data, 0)].toreadonly()
-
-        return self._read(key, read)
-
-    def get_range(self, key: str, start: int, end: int) -> memoryview:
-        check_range(start, end)
-
-        def read(file: int, size_bytes: int) -> memoryview:
-            data = memoryview(bytearray(max(0, min(end, size_bytes) - start)))
-            return data[: read_at(file, data, start)].toreadonly()
-
-        return whole_range(self._read(key, read), start, end, key, self.url)
 
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
         folder = tuple(check_folder(prefix).split("/")[:-1])
@@ -200,8 +174,7 @@ class LocalStorage(ObjectStorage):
             at = below
         return at
 
-    def _read(self, key: str, read: Callable[[int, int], memoryview]) -> memoryview:
-        """Call `read` with an open regular file and its size; return its result."""
+    def _read(self, key: str, choose: Callable[[int], tuple[int, int]]) -> memoryview:
         *folder, name = check_key(key).split("/")
         self._begin("get")
         with translated("get", self.url, key):
@@ -213,12 +186,14 @@ class LocalStorage(ObjectStorage):
                     found = os.fstat(file)
                     if not stat.S_ISREG(found.st_mode):
                         raise FileNotFoundError(errno.ENOENT, "not a regular file", name)
-                    data = read(file, found.st_size)
+                    start, end = choose(found.st_size)
+                    data = memoryview(bytearray(end - start))
+                    data = data[: read_at(file, data, start)].toreadonly()
                 finally:
                     os.close(file)
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as exc:
                 raise NotFoundError("no such object", action="get", key=key, storage=self.url) from exc
-        self._requests.add_bytes("get", data.nbytes)
+        self._requests.add("get_bytes", data.nbytes)
         return data
 
     def _write_temporary(self, at: int, view: memoryview) -> str:

@@ -41,8 +41,9 @@ import re
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Literal, NoReturn, Self, TypeAlias
 
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import (
@@ -56,11 +57,10 @@ from holdfast.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from types import TracebackType
+    import typing_extensions
 
-    from typing_extensions import Buffer
-
+#: In `collections.abc` from Python 3.12 on.
+Buffer: TypeAlias = "typing_extensions.Buffer"
 Action = Literal["put", "get", "list", "delete"]
 #: The limit for an object whose storage cannot read ranges: no commit is larger.
 RANGE_OBJECT_BYTES_MAX = 4 << 30
@@ -101,25 +101,16 @@ class RequestCounts:
     def __init__(self) -> None:
         self._by_thread: dict[int, Counter[str]] = {}
 
-    def add(self, action: Action, requests: int = 1) -> None:
-        """Count requests."""
-        self._mine()[action] += requests
-
-    def add_bytes(self, action: Literal["put", "get"], size_bytes: int) -> None:
-        """Count the bytes of an object stored or returned."""
-        self._mine()[f"{action}_bytes"] += size_bytes
+    def add(self, what: Action | Literal["put_bytes", "get_bytes"], count: int = 1) -> None:
+        """Count requests, or the bytes of an object stored or returned."""
+        # The system may reuse a dead thread's number: the new thread continues its count.
+        self._by_thread.setdefault(threading.get_ident(), Counter())[what] += count
 
     def as_dict(self) -> dict[str, int]:
         """Return the sums: ``put``, ``get``, ``list``, ``delete``, ``put_bytes``, ``get_bytes``."""
         # A list, and a copy of each: threads go on counting.
         counts = [counter.copy() for counter in list(self._by_thread.values())]
         return {name: sum(counter[name] for counter in counts) for name in (*ACTIONS, "put_bytes", "get_bytes")}
-
-    def _mine(self) -> Counter[str]:
-        # The system may reuse a dead thread's number: the new thread continues its count.
-        thread = threading.get_ident()
-        mine = self._by_thread.get(thread)
-        return mine if mine is not None else self._by_thread.setdefault(thread, Counter())
 
 
 class ObjectStorage(ABC):
@@ -204,7 +195,7 @@ class ObjectStorage(ABC):
         except CorruptionError:  # it is larger
             is_same = False
         if not is_same:
-            raise taken(key, self.url)
+            raise self._taken(key)
 
     @abstractmethod
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
@@ -263,7 +254,7 @@ class ObjectStorage(ABC):
         For a few bytes of a large object. A storage that cannot do better reads all of it.
         """
         check_range(start, end)
-        return whole_range(self.get(key, RANGE_OBJECT_BYTES_MAX)[start:end], start, end, key, self.url)
+        return self._whole_range(self.get(key, RANGE_OBJECT_BYTES_MAX)[start:end], start, end, key)
 
     @abstractmethod
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
@@ -341,6 +332,54 @@ class ObjectStorage(ABC):
         if self._closed:
             raise ClosedError("storage is closed: open it again", storage=self.url)
 
+    def _whole_range(self, data: memoryview, start: int, end: int, key: str) -> memoryview:
+        """Return the bytes of a range. Raises `CorruptionError` if the object ends before it."""
+        if data.nbytes != end - start:
+            raise CorruptionError(
+                "the object is shorter than it should be", action="get", key=key, storage=self.url, end=end
+            )
+        return data
+
+    def _require_size(self, size_bytes: int, limit_bytes: int, key: str) -> None:
+        """Raise CorruptionError if an object is larger than its reader takes."""
+        if size_bytes > limit_bytes:
+            raise CorruptionError(
+                "the object is larger than any that holdfast stores there",
+                action="get",
+                key=key,
+                storage=self.url,
+                size_bytes=size_bytes,
+                limit_bytes=limit_bytes,
+            )
+
+    def _require_deleted(self, failures: Sequence[tuple[str, HoldfastError]]) -> None:
+        """Raise one error for all keys that could not be deleted, if any; its notes name each of them."""
+        if not failures:
+            return
+        # One permanent failure makes the whole call permanent.
+        key, worst = next((pair for pair in failures if not pair[1].retryable), failures[0])
+        error = type(worst)(
+            f"not every object was deleted: {worst.message}",
+            action="delete",
+            failed=len(failures),
+            key=key,
+            storage=self.url,
+            detail=worst.facts.get("detail"),
+        )
+        for failed_key, failure in failures:
+            kind = type(failure).__name__
+            error.add_note(f"not deleted: key={failed_key} error={kind} detail={failure.facts.get('detail')}")
+        raise error from failures[0][1]
+
+    def _taken(self, key: str) -> ConflictError:
+        """Return the error of a put under a key that holds other bytes."""
+        return ConflictError(
+            "another object has this key, and objects are never overwritten: choose another key",
+            action="put",
+            key=key,
+            storage=self.url,
+        )
+
     def _listed(self, found: Iterable[ObjectInfo]) -> Sequence[ObjectInfo]:
         """Sort a listing by key, and drop names that no put could have made."""
         ours = [info for info in found if not key_problem(info.key)]
@@ -355,14 +394,12 @@ class ObjectStorage(ABC):
                 delete(key)
             except HoldfastError as error:
                 failures.append((key, error))
-        require_deleted(failures, self.url)
+        self._require_deleted(failures)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -378,47 +415,25 @@ class ObjectStorage(ABC):
         raise TypeError(message)
 
 
-def require_size(size_bytes: int, limit_bytes: int, key: str, url: str) -> None:
-    """Raise CorruptionError if an object is larger than its reader takes."""
-    if size_bytes > limit_bytes:
-        raise CorruptionError(
-            "the object is larger than any that holdfast stores there",
-            action="get",
-            key=key,
-            storage=url,
-            size_bytes=size_bytes,
-            limit_bytes=limit_bytes,
-        )
+class SizedStorage(ObjectStorage):
+    """A storage that tells the size of an object before it reads any of it."""
 
+    @abstractmethod
+    def _read(self, key: str, choose: Callable[[int], tuple[int, int]]) -> memoryview:
+        """Return the bytes of an object from start to end; `choose` returns these for its size."""
 
-def require_deleted(failures: Sequence[tuple[str, HoldfastError]], url: str) -> None:
-    """Raise one error for all keys that could not be deleted, if any; its notes name each of them."""
-    if not failures:
-        return
-    # One permanent failure makes the whole call permanent.
-    key, worst = next((pair for pair in failures if not pair[1].retryable), failures[0])
-    error = type(worst)(
-        f"not every object was deleted: {worst.message}",
-        action="delete",
-        failed=len(failures),
-        key=key,
-        storage=url,
-        detail=worst.facts.get("detail"),
-    )
-    for failed_key, failure in failures:
-        kind = type(failure).__name__
-        error.add_note(f"not deleted: key={failed_key} error={kind} detail={failure.facts.get('detail')}")
-    raise error from failures[0][1]
+    def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
 
+        def whole(size_bytes: int) -> tuple[int, int]:
+            self._require_size(size_bytes, limit_bytes, key)
+            return 0, size_bytes
 
-def taken(key: str, url: str) -> ConflictError:
-    """Return the error of a put under a key that holds other bytes."""
-    return ConflictError(
-        "another object has this key, and objects are never overwritten: choose another key",
-        action="put",
-        key=key,
-        storage=url,
-    )
+        return self._read(key, whole)
+
+    def get_range(self, key: str, start: int, end: int) -> memoryview:
+        check_range(start, end)
+        data = self._read(key, lambda size_bytes: (min(start, size_bytes), min(end, size_bytes)))
+        return self._whole_range(data, start, end, key)
 
 
 def unconditional(key: str, url: str) -> InvalidArgumentError:
@@ -437,13 +452,6 @@ def check_range(start: int, end: int) -> None:
     """Raise InvalidArgumentError if there is no such range."""
     if not 0 <= start < end:
         raise InvalidArgumentError("a range must begin at 0 or later, and not be empty", start=start, end=end)
-
-
-def whole_range(data: memoryview, start: int, end: int, key: str, url: str) -> memoryview:
-    """Return the bytes of a range; raise CorruptionError if the object ends before it."""
-    if data.nbytes != end - start:
-        raise CorruptionError("the object is shorter than it should be", action="get", key=key, storage=url, end=end)
-    return data
 
 
 def flat_view(data: Buffer) -> memoryview:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from holdfast.distribution import pip_install
 from holdfast.errors import InvalidArgumentError
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.options import parse_url
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
 _NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
 

@@ -39,9 +39,9 @@ import math
 import re
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 from urllib.parse import urlsplit
 
 import aiobotocore.session
@@ -59,6 +59,7 @@ from holdfast.snapshotter.storage.errors import error_for_code, s3_status, trans
 from holdfast.snapshotter.storage.object_storage import (
     KEY_LIMIT_BYTES,
     Action,
+    Buffer,
     ObjectInfo,
     ObjectStorage,
     RequestCounts,
@@ -66,17 +67,9 @@ from holdfast.snapshotter.storage.object_storage import (
     check_key,
     check_range,
     flat_view,
-    require_deleted,
-    require_size,
     unconditional,
-    whole_range,
 )
 from holdfast.snapshotter.storage.options import CREDENTIALS, secrets_of
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Mapping, Sequence
-
-    from typing_extensions import Buffer
 
 _NOT_PLAIN = {"self", "kwargs", "session", "asynchronous", "loop"}
 #: Attempts of one request. The pauses between them are random, up to 1, 2, 4, 8, 16, 20, 20 and 20 s: 45 s on average,
@@ -233,12 +226,12 @@ class S3Storage(ObjectStorage):
         self._bucket = bucket
         self._root = f"{prefix}/" if prefix else ""
         self._secrets = secrets_of(options)
-        plain = with_defaults(options)
-        self._timeout_seconds = float(cast("float", options.get("operation_timeout_seconds", 120.0)))
-        self._part_bytes = max(_MIN_PART_BYTES, int(cast("int", options.get("part_size_bytes", 16 << 20))))
-        self._parallel = int(cast("int", plain["max_concurrency"]))
+        ours: dict[str, Any] = {name: options.get(name, default) for name, default in _OURS.items()}
+        self._timeout_seconds = float(ours["operation_timeout_seconds"])
+        self._part_bytes = max(_MIN_PART_BYTES, int(ours["part_size_bytes"]))
+        self._parallel = int(ours["max_concurrency"])
         profile = cast("str | None", options.get("profile"))
-        self._connections = Connections(partial(connect, plain, profile, self._requests), close)
+        self._connections = Connections(partial(connect, with_defaults(options), profile, self._requests), close)
         weakref.finalize(self, self._connections.release)
 
     def put(self, key: str, data: Buffer) -> None:
@@ -251,7 +244,7 @@ class S3Storage(ObjectStorage):
                 self._run(self._put_small(self._fs(), name, view))
             else:
                 self._run(self._put_large(self._fs(), name, memoryview(view)))
-        self._requests.add_bytes("put", len(view))
+        self._requests.add("put_bytes", len(view))
         _LOG.debug("put key=%s size_bytes=%d", key, len(view))
 
     def put_if_absent(self, key: str, data: Buffer) -> None:
@@ -263,13 +256,13 @@ class S3Storage(ObjectStorage):
         elif refusal == _NO_CONDITIONS:
             raise unconditional(key, self.url)
         else:
-            self._requests.add_bytes("put", len(view))
+            self._requests.add("put_bytes", len(view))
 
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
         self._name(key)
         with translated("get", self.url, key, self._secrets):
             data = memoryview(self._run(self._get(self._fs(), key, limit_bytes))).toreadonly()
-        self._requests.add_bytes("get", data.nbytes)
+        self._requests.add("get_bytes", data.nbytes)
         return data
 
     def get_range(self, key: str, start: int, end: int) -> memoryview:
@@ -277,8 +270,8 @@ class S3Storage(ObjectStorage):
         check_range(start, end)
         with translated("get", self.url, key, self._secrets):
             data = memoryview(self._run(self._get_range(self._fs(), name, start, end))).toreadonly()
-        self._requests.add_bytes("get", data.nbytes)
-        return whole_range(data, start, end, key, self.url)
+        self._requests.add("get_bytes", data.nbytes)
+        return self._whole_range(data, start, end, key)
 
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
         check_folder(prefix)
@@ -304,7 +297,7 @@ class S3Storage(ObjectStorage):
                     code, key = entry.get("Code"), str(entry.get("Key", "")).removeprefix(self._root)
                     kind, message = error_for_code(str(code or ""), 0)
                     failures.append((key, kind(message, action="delete", key=key, storage=self.url, detail=code)))
-        require_deleted(failures, self.url)
+        self._require_deleted(failures)
 
     def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
         check_folder(prefix)
@@ -413,7 +406,7 @@ class S3Storage(ObjectStorage):
             response = await self._call(fs, "get_object", Key=name)
             try:
                 size = announced_size(response)
-                require_size(size, limit_bytes, key, self.url)
+                self._require_size(size, limit_bytes, key)
             except (CorruptionError, aiohttp.ClientPayloadError):
                 response["Body"].close()
                 raise
@@ -460,15 +453,19 @@ class S3Storage(ObjectStorage):
         raise AssertionError("unreachable")
 
     async def _list(self, fs: Any, folder: str) -> _Entries:
-        entries: _Entries = []
+        return await self._pages(fs, "list_objects_v2", folder, "Contents", "ContinuationToken")
+
+    async def _pages(self, fs: Any, operation: str, folder: str, entries: str, marker: str) -> _Entries:
+        """Return the `entries` of all pages; each page names the `marker` of the next."""
+        found: _Entries = []
         request = {"Prefix": folder}
         while True:
             async with self._limit():
-                page = await self._call(fs, "list_objects_v2", **request)
-            entries += page.get("Contents", [])
+                page = await self._call(fs, operation, **request)
+            found += page.get(entries, [])
             if not page.get("IsTruncated"):
-                return entries
-            request["ContinuationToken"] = page["NextContinuationToken"]
+                return found
+            request[marker] = page[f"Next{marker}"]
 
     async def _delete(self, fs: Any, names: Sequence[str]) -> _Entries:
         """Delete one batch; return the keys that the store could not delete."""
@@ -478,17 +475,9 @@ class S3Storage(ObjectStorage):
         return [entry for entry in answer.get("Errors", []) if entry.get("Code") != "NoSuchKey"]
 
     async def _abort_uploads(self, fs: Any, folder: str, before_ms: int) -> int:
-        uploads: _Entries = []
-        request = {"Prefix": folder}
-        while True:
-            async with self._limit():
-                page = await self._call(fs, "list_multipart_uploads", **request)
-            uploads += page.get("Uploads", [])
-            if not page.get("IsTruncated"):
-                break
-            # Without its UploadIdMarker, which versitygw does not know again: of two uploads of one key, which only a
-            # put has that was begun again, one may be left to the next call.
-            request["KeyMarker"] = page["NextKeyMarker"]
+        # Without the UploadIdMarker, which versitygw does not know again: of two uploads of one key, which only a put
+        # has that was begun again, one may be left to the next call.
+        uploads = await self._pages(fs, "list_multipart_uploads", folder, "Uploads", "KeyMarker")
         aborted = 0
         for upload in uploads:
             if upload["Key"].startswith(folder) and upload["Initiated"].timestamp() * 1000 < before_ms:

@@ -11,17 +11,19 @@ A shard is passed on as a `PrefixedStorage`: each of its objects repeats the pre
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from holdfast import clock
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
-from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage, check_folder, check_key, flat_view
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from typing_extensions import Buffer
+from holdfast.snapshotter.storage.object_storage import (
+    Buffer,
+    ObjectInfo,
+    ObjectStorage,
+    check_folder,
+    check_key,
+    flat_view,
+)
 
 
 class WrappedStorage(ObjectStorage):

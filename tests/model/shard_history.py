@@ -17,14 +17,7 @@ from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import NotFoundError
 from holdfast.snapshotter.lineage import Chain, ChainEntry, Lineage
 from holdfast.snapshotter.snapshots import PART_BYTES, Manifest, Part, SnapshotFile
-from holdfast.snapshotter.storage.object_storage import (
-    ObjectInfo,
-    ObjectStorage,
-    check_folder,
-    check_key,
-    require_size,
-    taken,
-)
+from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage, check_folder, check_key
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 PREFIX = "totals/shard-0003"
@@ -47,14 +40,14 @@ class TimedStorage(ObjectStorage):
 
     def put_if_absent(self, key: str, data: object) -> None:
         if self.objects.get(check_key(key), (bytes(data), 0))[0] != bytes(data):  # type: ignore[call-overload]
-            raise taken(key, self.url)
+            raise self._taken(key)
         self.put(key, data)
 
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
         if check_key(key) not in self.objects:
             raise NotFoundError("no such object", key=key)
         data = self.objects[key][0]
-        require_size(len(data), limit_bytes, key, self.url)
+        self._require_size(len(data), limit_bytes, key)
         return memoryview(data)
 
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
