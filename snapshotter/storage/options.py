@@ -23,12 +23,10 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from holdfast.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 _BOOLS = frozenset(
     {
@@ -84,18 +82,15 @@ def parse_storage_options(flat: Mapping[str, str]) -> dict[str, object]:
     """Return the options for `open_storage` from a flat mapping of strings, without Spark's prefix; a dot nests."""
     nested: dict[str, object] = {}
     for name, text in flat.items():
-        parts = name.split(".")
-        if not all(parts):
+        *parts, last = name.split(".")
+        if not all((*parts, last)):
             raise InvalidArgumentError("storage option has an empty part in its name", option=name)
-        group = nested
-        for part in parts[:-1]:
-            inner = group.setdefault(part, {})
-            if not isinstance(inner, dict):
-                raise InvalidArgumentError("storage option is both a value and a group", option=name)
-            group = inner
-        if parts[-1] in group:
+        group: object = nested
+        for part in parts:
+            group = group.setdefault(part, {}) if isinstance(group, dict) else None
+        if not isinstance(group, dict) or last in group:
             raise InvalidArgumentError("storage option is both a value and a group", option=name)
-        group[parts[-1]] = _typed(name, text)
+        group[last] = _typed(name, text)
     return nested
 
 

@@ -11,7 +11,6 @@ ignore them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 
 from holdfast import clock
@@ -23,14 +22,10 @@ _S3_PERMISSIONS = {"put": "s3:PutObject", "get": "s3:GetObject", "list": "s3:Lis
 
 
 def probe_storage(
-    storage: ObjectStorage,
-    folder: str,
-    new_id: Callable[[], str] = clock.new_id,
-    *,
-    checked: str = "spark.holdfast.state.dir failed the check at query start",
+    storage: ObjectStorage, folder: str, *, checked: str = "spark.holdfast.state.dir failed the check at query start"
 ) -> int:
     """Put, get, list and delete a small object below a folder; return when it was stored, by the store's clock."""
-    probes, key = PrefixedStorage(storage, folder), f"probe-{new_id()}"
+    probes, key = PrefixedStorage(storage, folder), f"probe-{clock.new_id()}"
     try:
         probes.put_if_absent(key, key.encode())
         try:
