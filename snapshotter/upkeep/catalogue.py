@@ -28,11 +28,11 @@ their stored bytes.
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
+from types import MappingProxyType
 
 from holdfast.backends.base import Pointer
 from holdfast.backends.options import did_you_mean
@@ -292,11 +292,14 @@ def _nothing_found(storage: ObjectStorage, operator: str | None, infos: Collecti
 
 
 class Headers:
-    """The headers of a shard's commits and snapshots, cached, since objects never change; for any thread."""
+    """The headers of a shard's commits and snapshots, cached, since objects never change; for any thread.
 
-    def __init__(self, shard: PrefixedStorage) -> None:
+    `known`: by key those that were read elsewhere.
+    """
+
+    def __init__(self, shard: PrefixedStorage, known: Mapping[str, Commit | Manifest] = MappingProxyType({})) -> None:
         self.shard = shard
-        self._known: dict[str, Commit | Manifest] = {}
+        self._known = dict(known)
 
     def commit(self, stored: StoredObject) -> Commit:
         """Return a commit, without its rows. Raises `NotFoundError`, `CorruptionError`, `UnavailableError`."""
@@ -309,10 +312,6 @@ class Headers:
         header = self._read(stored)
         assert isinstance(header, Manifest)
         return header
-
-    def remember(self, key: str, header: Commit | Manifest) -> None:
-        """Add a header that was read elsewhere."""
-        self._known[key] = header
 
     def forget_all_but(self, keys: Collection[str]) -> None:
         """Forget the headers of objects that are gone."""
@@ -369,8 +368,7 @@ class StateSizes:
 
     def __init__(self, storage: ObjectStorage, executor: Executor) -> None:
         self._storage, self._executor = storage, executor
-        self._lock = threading.Lock()
-        self._known: dict[tuple[str, str], int | None] = {}
+        self._manifest_bytes = lru_cache(_KNOWN_MAX)(self._read_manifest_bytes)
 
     def of_operator(self, operator: OperatorListing) -> StateSize:
         """Return an operator's state size, from at most `SHARDS_READ_MAX` snapshots. Raises `UnavailableError`."""
@@ -392,21 +390,16 @@ class StateSizes:
 
     def snapshot_bytes(self, prefix: str, stored: StoredObject) -> int | None:
         """Return the size of the state in a shard's snapshot; None if damaged, gone or unreadable."""
-        key = (prefix, stored.key)
-        with self._lock:
-            if key in self._known:
-                return self._known[key]
         try:
-            size = Headers(PrefixedStorage(self._storage, prefix)).manifest(stored).stored_bytes
+            return self._manifest_bytes(prefix, stored)
         except InvalidArgumentError:  # access denied, which may change
             return None
+
+    def _read_manifest_bytes(self, prefix: str, stored: StoredObject) -> int | None:
+        try:
+            return Headers(PrefixedStorage(self._storage, prefix)).manifest(stored).stored_bytes
         except (CorruptionError, NotFoundError):  # damaged, or cleaned up since it was listed
-            size = None
-        with self._lock:
-            if len(self._known) >= _KNOWN_MAX:
-                self._known.clear()
-            self._known[key] = size
-        return size
+            return None
 
     def _state_bytes(self, shard: ShardListing) -> int | None:
         newest = shard.newest_snapshot

@@ -83,19 +83,15 @@ class History:
 
     def require(self, needed: Iterable[Link]) -> None:
         """Raise `CorruptionError` if an object, or a snapshot's part that later ones may reuse, is not listed."""
-        for link in needed:
-            if self.is_there(link) and link.kind == "snapshot":
-                self._require_parts(link)
-
-    def _require_parts(self, link: Link) -> None:
         objects = self.listing.objects
-        for file in self.headers.manifest(objects[link.key]).files:
-            for part in file.missing(lambda key: objects[key].size_bytes if key in objects else None):
-                raise CorruptionError(
-                    "a part that a snapshot names is missing, or has another size",
-                    key=f"{self.listing.prefix}/{part.key}",
-                    snapshot=self._place(link),
-                )
+        for link in [link for link in needed if self.is_there(link) and link.kind == "snapshot"]:
+            for file in self.headers.manifest(objects[link.key]).files:
+                for part in file.missing(lambda key: objects[key].size_bytes if key in objects else None):
+                    raise CorruptionError(
+                        "a part that a snapshot names is missing, or has another size",
+                        key=f"{self.listing.prefix}/{part.key}",
+                        snapshot=self._place(link),
+                    )
 
     @cached_property
     def cleaned_below(self) -> int:
@@ -128,10 +124,6 @@ class History:
             seen.add(first.key)
             chain = self.before(first)
         return found
-
-    def chain_of(self, stored: StoredObject) -> tuple[Link, ...]:
-        """Return the chain of a stored commit or snapshot, itself included; raises the errors of `before`."""
-        return (*self.before(stored), stored) if stored.kind == "commit" else (stored,)
 
 
 def _newest_commit(chain: tuple[Link, ...], horizon: int) -> Link | None:
@@ -171,7 +163,7 @@ def needed_in_storage(retained: int, history: History) -> int:
     built_on: set[str] = set()
     for stored in reversed(versions):
         if stored.version > horizon and stored.key not in built_on:
-            chain = history.chain_of(stored)
+            chain: tuple[Link, ...] = (*history.before(stored), stored) if stored.kind == "commit" else (stored,)
             built_on.update(link.key for older in history.chains(chain, horizon) for link in older)
             needed = min(needed, needed_from(chain, horizon, history))
     return needed

@@ -9,7 +9,7 @@ The query may write and clean up meanwhile: if something seems wrong, the shard 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +20,7 @@ from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
 from holdfast.snapshotter.commits import Commit
 from holdfast.snapshotter.lineage import Chain, ChainEntry, Lineage
 from holdfast.snapshotter.snapshots import PART_OBJECT_BYTES_MAX, Manifest, read_part
+from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import (
     Headers,
@@ -31,8 +32,7 @@ from holdfast.snapshotter.upkeep.catalogue import (
 )
 from holdfast.snapshotter.upkeep.retention import History, needed_in_storage
 
-#: Objects requested for reading at a time.
-_BATCH = 1_000
+_READS_AHEAD = 1_000
 # Each reads only what was stored during the previous one, and so takes less time.
 _PASSES = 3
 _Value = TypeVar("_Value")
@@ -52,7 +52,6 @@ class Damage:
 class ShardReport:
     """The result of verifying a shard."""
 
-    shard: str
     #: What was read
     objects: int
     size_bytes: int
@@ -79,7 +78,7 @@ def verify_shard(
 ) -> ShardReport:
     """Read all objects of a shard, which a query may write to meanwhile, and report damage."""
     found: dict[str, _Found] = {}
-    once = _Once()
+    once = _Interned()
     passes = 0
     while True:
         passes += 1
@@ -90,15 +89,15 @@ def verify_shard(
         damages = verified.damages()
         if not damages or passes == _PASSES:
             size_bytes = sum(one.size_bytes for one in found.values())
-            whole = sum(verified.outcome(commit) != "lost" for commit in verified.commits())
-            return ShardReport(listing.prefix, len(found), size_bytes, whole, tuple(damages))
+            whole = sum(verified.outcomes[commit.pointer] != "lost" for commit in verified.commits)
+            return ShardReport(len(found), size_bytes, whole, tuple(damages))
 
 
 def _read_new(
     shard: PrefixedStorage,
     listing: ShardListing,
     executor: Executor,
-    once: _Once,
+    once: _Interned,
     found: dict[str, _Found],
     on_read: Callable[[int], object],
 ) -> None:
@@ -107,12 +106,10 @@ def _read_new(
     for kind in ("commit", "snapshot", "part"):
         new = [stored for stored in listing.of_kind(kind) if stored.key not in found]
         read = partial(_read, shard, once, _sizes_of_parts(found) if kind == "part" else {})
-        for start in range(0, len(new), _BATCH):
-            wanted = new[start : start + _BATCH]
-            for stored, one in zip(wanted, executor.map(read, wanted), strict=True):
-                on_read(stored.size_bytes)
-                if one is not None:
-                    found[stored.key] = one
+        for stored, one in zip(new, ahead(executor, read, new, window=_READS_AHEAD), strict=True):
+            on_read(stored.size_bytes)
+            if one is not None:
+                found[stored.key] = one
 
 
 def _sizes_of_parts(found: Mapping[str, _Found]) -> dict[str, int]:
@@ -126,7 +123,7 @@ def _sizes_of_parts(found: Mapping[str, _Found]) -> dict[str, int]:
     }
 
 
-class _Once:
+class _Interned:
     """Interns values: of equal ones, keeps the first. Threads: any."""
 
     def __init__(self) -> None:
@@ -144,7 +141,7 @@ class _Once:
         return replace(header, lineage=lineage, rows={}, plain_bytes={}, source="")
 
 
-def _read(shard: PrefixedStorage, once: _Once, sizes: Mapping[str, int], stored: StoredObject) -> _Found | None:
+def _read(shard: PrefixedStorage, once: _Interned, sizes: Mapping[str, int], stored: StoredObject) -> _Found | None:
     """Return an object; None if it vanished since the listing."""
     source = f"{shard.url}/{stored.key}"
     try:
@@ -163,10 +160,7 @@ def _read(shard: PrefixedStorage, once: _Once, sizes: Mapping[str, int], stored:
 
 def _floor(shard: PrefixedStorage, listing: ShardListing, found: Mapping[str, _Found], retained: int) -> int:
     """Return the version number below which objects may be missing."""
-    headers = Headers(shard)
-    for key, one in found.items():
-        if one.header is not None:
-            headers.remember(key, one.header)
+    headers = Headers(shard, {key: one.header for key, one in found.items() if one.header is not None})
     try:
         return max(listing.first_version, needed_in_storage(retained, History(listing, headers)))
     except HoldfastError:  # damage, which is reported separately
@@ -178,13 +172,12 @@ class _VerifiedShard:
         self._prefix = listing.prefix
         self._found = found
         self._floor = floor
-        self._outcomes: dict[Pointer, str] = {}
-
-    def commits(self) -> Iterator[Commit]:
-        """Yield the commits that can be read, and whose chains are not cleaned up already."""
-        for found in self._found.values():
-            if isinstance(found.header, Commit) and not self._is_past(found.header):
-                yield found.header
+        self.outcomes: dict[Pointer, str] = {}
+        commits = [one.header for one in found.values() if isinstance(one.header, Commit)]
+        for commit in sorted(commits, key=lambda commit: commit.pointer):
+            self.outcomes[commit.pointer] = self._outcome(commit)
+        #: Those whose chains are not cleaned up already.
+        self.commits = [commit for commit in commits if not self._is_past(commit)]
 
     def _is_past(self, header: Commit) -> bool:
         chain = header.lineage.chain
@@ -195,26 +188,8 @@ class _VerifiedShard:
         files = header.files if isinstance(header, Manifest) else ()
         return any(part.key not in self._found for file in files for part in file.parts)
 
-    def outcome(self, commit: Commit) -> str:
-        """Return whether a version is "whole", restored "around" a damaged snapshot, or "lost"."""
-        waiting: list[Commit] = []
-        outcome: str | None = None
-        while outcome is None:
-            outcome = self._outcomes.get(commit.pointer)
-            if outcome is None:
-                waiting.append(commit)
-                found = self._own_outcome(commit)
-                if isinstance(found, Commit):
-                    commit = found
-                else:
-                    outcome = found
-        for depends in waiting:
-            own = outcome if depends is commit or outcome == "lost" else "around"
-            self._outcomes[depends.pointer] = own
-        return self._outcomes[waiting[0].pointer] if waiting else outcome
-
-    def _own_outcome(self, commit: Commit) -> str | Commit:
-        """Return the outcome of a version, or the commit that decides it."""
+    def _outcome(self, commit: Commit) -> str:
+        """Return whether a version is "whole", restored "around" a damaged snapshot, or "lost"; older ones first."""
         commits, snapshot = commit.lineage.commits, commit.lineage.snapshot
         if any(self._problem_of(entry) for entry in commits):
             return "lost"
@@ -225,10 +200,8 @@ class _VerifiedShard:
         last = oldest.lineage.last
         if last is None:
             return "around"
-        before = self._found.get(last.key)
-        if self._problem_of(last) or before is None or not isinstance(before.header, Commit):
-            return "lost"
-        return before.header
+        is_lost = self._problem_of(last) or self.outcomes[last.pointer] == "lost"
+        return "lost" if is_lost else "around"
 
     def _problem_of(self, entry: ChainEntry) -> str | None:
         found = self._found.get(entry.key)
@@ -268,7 +241,7 @@ class _VerifiedShard:
             if isinstance(manifest, Manifest) and manifest.pointer.version >= self._floor:
                 problems |= self._problems_of_parts(manifest)
                 problems |= self._missing(manifest.replaced)
-        for header in self.commits():
+        for header in self.commits:
             for entry in header.lineage.chain:
                 wrong = self._problems_of_snapshot(entry) if entry.kind == "snapshot" else {}
                 wrong |= {entry.key: problem} if (problem := self._problem_of(entry)) else {}
@@ -284,8 +257,8 @@ class _VerifiedShard:
 
     def _damage(self, key: str, problem: str, costs: list[Commit]) -> Damage:
         costs = sorted(costs, key=lambda header: header.pointer)
-        lost = [str(header.pointer) for header in costs if self.outcome(header) == "lost"]
+        lost = [str(header.pointer) for header in costs if self.outcomes[header.pointer] == "lost"]
         if key.startswith("commits/"):
             lost.insert(0, key.removeprefix("commits/"))
-        around = [str(header.pointer) for header in costs if self.outcome(header) == "around"]
+        around = [str(header.pointer) for header in costs if self.outcomes[header.pointer] == "around"]
         return Damage(f"{self._prefix}/{key}", problem, tuple(lost), tuple(around))
