@@ -19,7 +19,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -37,7 +37,7 @@ from holdfast.backends.run_stack import merge_over, merge_prefixes, scan_runs
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.commits import Commit, CommitObjects, ObjectCommitLog
 from holdfast.snapshotter.lineage import ChainEntry
-from holdfast.snapshotter.snapshots import Manifest, Part, SnapshotFile, Snapshots, fetch_part, make_empty
+from holdfast.snapshotter.snapshots import Manifest, Part, Snapshots, fetch_part, make_empty
 from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
@@ -68,6 +68,17 @@ def read_tables(log: ObjectCommitLog, pointer: Pointer, tables: Collection[str])
     return rows
 
 
+class _Stretch(NamedTuple):
+    """Bytes of a file that lie in one part."""
+
+    file: str
+    part: Part
+    begin: int  #: Of the part, in the file
+    start: int
+    end: int
+    is_whole: bool  #: Whether these are all bytes of the part
+
+
 class StoredFiles(FrozenFiles):
     """See the module; `folder` must be empty and private. Raises `UnavailableError` if local storage fails."""
 
@@ -84,63 +95,41 @@ class StoredFiles(FrozenFiles):
                 os.utime(path, ns=(file.modified_ns, file.modified_ns))
 
     def require(self, name: str, start: int = 0, end: int | None = None) -> None:
-        file = self._files[name]
-        end = file.size_bytes if end is None else min(end, file.size_bytes)
-        with self._lock:
-            missing = [piece for piece in self._pieces(file, start, end) if piece[0].key not in self._here]
-            with self._writing(file) as out:
-                for (part, at, _), data in zip(missing, self._executor.map(self._fetched, missing), strict=True):
-                    write_at(out, data, at)
-                    self._here.add(part.key)
+        self._fetch([ByteRange(name, start, self.sizes[name] if end is None else end)], whole=True)
 
     def bring(self, places: Sequence[ByteRange]) -> None:
-        # Compressed objects cannot be read in ranges.
-        whole: list[ByteRange] = []
-        ranges: list[tuple[SnapshotFile, Part, int, ByteRange]] = []
+        self._fetch(places, whole=False)
+
+    def _fetch(self, places: Iterable[ByteRange], *, whole: bool) -> None:
+        """Fetch and verify `whole` parts, or only those ranges of them that hold the wanted bytes."""
         with self._lock:
-            for place in places:
-                file = self._files[place.name]
-                for part, at, size in self._pieces(file, place.start, min(place.end, file.size_bytes)):
-                    piece = ByteRange(place.name, max(place.start, at), min(place.end, at + size))
-                    if part.key not in self._here and part.size_bytes <= size:
-                        whole.append(piece)
-                    elif part.key not in self._here:
-                        ranges.append((file, part, at, piece))
-            for (file, _, _, piece), data in zip(ranges, self._executor.map(self._range, ranges), strict=True):
-                with self._writing(file) as out:
-                    write_at(out, data, piece.start)
-        for piece in whole:
-            self.require(*piece)
+            stretches = list(dict.fromkeys(one for place in places for one in self._stretches(place, whole=whole)))
+            for one, data in zip(stretches, self._executor.map(self._read, stretches), strict=True):
+                path, modified_ns = self.folder / one.file, self._files[one.file].modified_ns
+                with local_files.writing(path), path.open("r+b", buffering=0) as out:
+                    try:
+                        write_at(out.fileno(), data, one.start)
+                    finally:  # by which its reader identifies it
+                        os.utime(out.fileno(), ns=(modified_ns, modified_ns))
+                if one.is_whole:
+                    self._here.add(one.part.key)
 
-    def _fetched(self, piece: tuple[Part, int, int]) -> memoryview:
-        part, _, size = piece
-        return memoryview(fetch_part(self._shard, part, size))
+    def _stretches(self, place: ByteRange, *, whole: bool) -> Iterator[_Stretch]:
+        for index, (part, size_bytes) in enumerate(self._files[place.name].sizes_of_parts(self._part_bytes)):
+            begin = index * self._part_bytes
+            start, end = max(begin, place.start), min(begin + size_bytes, place.end)
+            if start < end and part.key not in self._here:
+                if whole or part.size_bytes <= size_bytes:  # compressed objects cannot be read in ranges
+                    start, end = begin, begin + size_bytes
+                yield _Stretch(place.name, part, begin, start, end, (start, end) == (begin, begin + size_bytes))
 
-    def _range(self, wanted: tuple[SnapshotFile, Part, int, ByteRange]) -> memoryview:
-        _, part, at, piece = wanted
+    def _read(self, one: _Stretch) -> memoryview:
+        if one.is_whole:
+            return memoryview(fetch_part(self._shard, one.part, one.end - one.start))
         try:
-            return self._shard.get_range(part.key, piece.start - at, piece.end - at)
+            return self._shard.get_range(one.part.key, one.start - one.begin, one.end - one.begin)
         except NotFoundError as exc:
-            raise CorruptionError(f"{self._shard.url}/{part.key} is missing, and a snapshot needs it") from exc
-
-    def _pieces(self, file: SnapshotFile, start: int, end: int) -> Iterable[tuple[Part, int, int]]:
-        """Return the parts that hold some bytes of a file, with the offset and the size of each."""
-        return [
-            (part, at, size)
-            for index, (part, size) in enumerate(file.sizes_of_parts(self._part_bytes))
-            for at in [index * self._part_bytes]
-            if at < end and start < at + size
-        ]
-
-    @contextmanager
-    def _writing(self, file: SnapshotFile) -> Iterator[int]:
-        """Open a file and keep its modification time, by which its reader identifies it."""
-        path = self.folder / file.name
-        with local_files.writing(path), path.open("r+b", buffering=0) as out:
-            try:
-                yield out.fileno()
-            finally:
-                os.utime(out.fileno(), ns=(file.modified_ns, file.modified_ns))
+            raise CorruptionError(f"{self._shard.url}/{one.part.key} is missing, and a snapshot needs it") from exc
 
 
 class At(NamedTuple):
