@@ -50,9 +50,9 @@ from holdfast.backends.run import Run, TableSchema, merge_runs
 from holdfast.backends.schema import require_declared
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, StateLostError
 from holdfast.mvcc.store import FrozenVersion, PendingCommit, RestoredVersion
-from holdfast.snapshotter.fields import Fields, refuse, refuse_stray
+from holdfast.snapshotter.fields import refuse, refuse_stray
 from holdfast.snapshotter.lineage import Chain, ChainEntry, Lineage
-from holdfast.snapshotter.snapshots import Downloaded, Manifest, Snapshots
+from holdfast.snapshotter.snapshots import Manifest, Snapshots
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
@@ -67,11 +67,6 @@ class _Header(Lineage):
     shard: str
     rows: Mapping[str, int]
     plain_bytes: Mapping[str, int]
-
-    def require(self, header: Fields) -> None:
-        super().require(header)
-        if self.rows.keys() != self.plain_bytes.keys():
-            header.refuse("declares tables that it does not hold, or lacks some of them")
 
 
 @dataclass(frozen=True)
@@ -137,7 +132,7 @@ def _commit(
     header = _Header.read(stored.header, source)
     if (header.pointer, header.shard) != (pointer, shard):
         refuse_stray(source, pointer=header.pointer, shard=header.shard)
-    if header.rows.keys() != stored.sections.keys():
+    if not header.rows.keys() == header.plain_bytes.keys() == stored.sections.keys():
         refuse(source, "declares tables that it does not hold, or lacks some of them")
     most = stored.size_bytes * stored_file.EXPANSION_MAX
     if sum(header.plain_bytes.values()) > most:
@@ -387,18 +382,18 @@ class ObjectCommitLog:
         if chain[0] in self._damaged:
             raise self._damaged[chain[0]]
         with self._noting_damage(chain[0]):
-            snapshot = folders.enter_context(self.snapshots.downloaded(chain[0]))
+            manifest, folder = folders.enter_context(self.snapshots.downloaded(chain[0]))
             try:
-                find_backend(snapshot.manifest.backend)
+                backend = find_backend(manifest.backend)
             except InvalidArgumentError as exc:
                 raise CorruptionError(
                     f"a snapshot was written by a backend that cannot be used here: {exc}",
                     key=f"{self.shard}/{chain[0].key}",
                     storage=self.storage.url,
                 ) from exc
-            if snapshot.manifest.backend != self.backend_name:
-                return _RestorePlan(None, chain, chain[1:], below=self._thawed_rows(snapshot))
-        frozen = FrozenVersion(snapshot.manifest.pointer, snapshot.folder)
+            if manifest.backend != self.backend_name:
+                return _RestorePlan(None, chain, chain[1:], below=self._thawed_rows(backend, manifest.pointer, folder))
+        frozen = FrozenVersion(manifest.pointer, folder)
         return _RestorePlan(frozen.pointer, chain, chain[1:], frozen)
 
     def _around(self, chain: Chain, commit: Commit) -> tuple[Chain, Commit]:
@@ -410,14 +405,14 @@ class ObjectCommitLog:
         before = self._commits.fetch(last)
         return (*before.lineage.chain, last), before
 
-    def _thawed_rows(self, snapshot: Downloaded) -> dict[str, Run]:
+    def _thawed_rows(self, written_by: type[Backend], pointer: Pointer, folder: Path) -> dict[str, Run]:
         """Read a snapshot that another backend wrote, by that backend."""
-        pointer, rows = snapshot.manifest.pointer, {}
+        rows = {}
         with (
-            local_files.staged_folder(snapshot.folder.parent, self.new_id(), fsync=False) as home,
-            find_backend(snapshot.manifest.backend)(home.path, self.tables, self.new_id) as backend,
+            local_files.staged_folder(folder.parent, self.new_id(), fsync=False) as home,
+            written_by(home.path, self.tables, self.new_id) as backend,
         ):
-            backend.thaw(pointer, snapshot.folder)
+            backend.thaw(pointer, folder)
             with backend.view(pointer) as view:
                 for table in self.tables:
                     found = list(view.scan(table))

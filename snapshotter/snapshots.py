@@ -420,14 +420,6 @@ class SnapshotNotes:
 
 
 @dataclass(frozen=True)
-class Downloaded:
-    """The files of a snapshot, downloaded and verified."""
-
-    manifest: Manifest
-    folder: Path  #: Holds the files; may be renamed away
-
-
-@dataclass(frozen=True)
 class Frozen:
     """A version whose files are held for the upload."""
 
@@ -562,13 +554,13 @@ class Snapshots:
         return read_manifest(self._shard.get(key), self._shard.prefix, f"{self._shard.url}/{key}", key)
 
     @contextmanager
-    def downloaded(self, entry: ChainEntry) -> Iterator[Downloaded]:
-        """Fetch the files of a snapshot into a folder that the context removes, unless the caller has moved it."""
+    def downloaded(self, entry: ChainEntry) -> Iterator[tuple[Manifest, Path]]:
+        """Fetch the verified files of a snapshot into a folder that the context removes unless the caller moves it."""
         manifest = self.read_manifest(entry)
         with local_files.staged_folder(self._restoring, self._new_id(), fsync=False) as staged:
             download_files(manifest.files, manifest.part_bytes, self._shard, staged.path, self._executor)
             identities = [identity_of(staged.path / file.name) for file in manifest.files]
-            yield Downloaded(manifest, staged.path)
+            yield manifest, staged.path
         # They are the same files if the backend has renamed them into place.
         self.notes.leave(entry, manifest, zip(identities, manifest.files, strict=True))
 
