@@ -14,10 +14,11 @@ from __future__ import annotations
 import importlib.util
 import re
 import traceback
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 from holdfast import errors
 from holdfast.errors import HoldfastError, InvalidArgumentError
@@ -218,16 +219,13 @@ class _Raised:
 
     name: str
     message: str
-    frames: list[tuple[str, str, str]] = field(default_factory=list)
-    operator: str | None = None
-    key: str | None = None
-    shard: str | None = None
-    batch: str | None = None
+    frames: list[tuple[str, str, str]]
+    where: Mapping[str, str]  #: ``operator``, ``key``, ``shard`` and ``batch``, as far as they were noted
 
     @property
     def is_noted(self) -> bool:
         """Whether the error passed through holdfast's code in a worker, which noted where."""
-        return any(fact is not None for fact in (self.key, self.shard, self.batch))
+        return bool(self.where.keys() & {"key", "shard", "batch"})
 
     @property
     def kind(self) -> type[HoldfastError] | None:
@@ -279,7 +277,7 @@ def explain(error: BaseException | None) -> str:
     to do:       correct add_up (app.py, line 12), and start the query again: nothing of this micro-batch was kept
     """
     if error is None:
-        return _lines(what="nothing has failed")
+        return _lines("nothing has failed")
     if not isinstance(error, BaseException):
         raise InvalidArgumentError("explain takes the error itself, not its text", given=type(error).__name__)
     text = _text(error)
@@ -288,20 +286,13 @@ def explain(error: BaseException | None) -> str:
     for cause in _CAUSES:
         found = cause.pattern.search(text)
         if found is not None and not (raised and raised.is_noted):
-            batch = found.groupdict().get("batch")
-            return _lines(what=found.expand(cause.what), batch=batch, to_do=found.expand(cause.to_do))
+            where = {"batch": found.groupdict().get("batch")}
+            return _lines(found.expand(cause.what), where, found.expand(cause.to_do))
     if raised is None:
-        return _lines(what=_innermost(text, all_raised))
+        return _lines(_innermost(text, all_raised))
     name = raised.name.rpartition(".")[2] if raised.name.startswith(("holdfast.", "pyspark.")) else raised.name
     what = f"{name}: {raised.message}".removesuffix(": ")
-    return _lines(
-        what=what,
-        operator=raised.operator,
-        key=raised.key,
-        shard=raised.shard,
-        batch=raised.batch,
-        to_do=_to_do(raised),
-    )
+    return _lines(what, raised.where, _to_do(raised))
 
 
 def is_transient(error: BaseException) -> bool:
@@ -327,16 +318,10 @@ def _text(error: BaseException) -> str:
     return "\n".join(["".join(traceback.format_exception(error)), *map(java_stack, chain)])
 
 
-def _lines(
-    what: str,
-    operator: str | None = None,
-    key: str | None = None,
-    shard: str | None = None,
-    batch: str | None = None,
-    to_do: str | None = None,
-) -> str:
-    where = {"key": key} if key is not None else {"shard": shard}
-    said = {"what": what, "operator": operator, **where, "micro-batch": batch, "to do": to_do}
+def _lines(what: str, where: Mapping[str, str | None] = MappingProxyType({}), to_do: str | None = None) -> str:
+    narrowest = "key" if where.get("key") else "shard"
+    said = {"what": what, "operator": where.get("operator"), narrowest: where.get(narrowest)}
+    said |= {"micro-batch": where.get("batch"), "to do": to_do}
     return "\n".join(f"{name + ':':<13}{' '.join(text.split())}" for name, text in said.items() if text is not None)
 
 
@@ -403,8 +388,9 @@ def _read(lines: list[str], start: int) -> _Raised | None:
         return None
     message = _SQL_STATE.sub("", matched["message"] or "")
     fact = _OPERATOR_FACT.search(message)
-    operator = notes.pop("operator", fact[1] if fact else "").strip("'\"") or None
-    return _Raised(matched["name"], message, frames, operator, **notes)
+    if operator := notes.pop("operator", fact[1] if fact else "").strip("'\""):
+        notes["operator"] = operator
+    return _Raised(matched["name"], message, frames, notes)
 
 
 def _innermost(text: str, raised: list[_Raised]) -> str:
