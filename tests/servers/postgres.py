@@ -94,16 +94,34 @@ class Postgres:
 
     def kill(self) -> None:
         """Kill it with SIGKILL, all its processes: what it has acknowledged is in its folder."""
-        processes: list[psutil.Process] = []
-        # Once it has ended, its number may be another process's.
-        if self.server.is_running():
-            with suppress(psutil.NoSuchProcess):
-                processes = psutil.Process(self.server._process.pid).children(recursive=True)
+        processes = self._processes() if self.server.is_running() else []
         self.server.kill()
         for process in processes:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         wait_until(lambda: not any(map(_lives, processes)), list)
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Stop all its processes for a while: connections stay, and nothing is answered."""
+        self.server.signal(signal.SIGSTOP)
+        processes = self._processes()
+        try:
+            for process in processes:
+                with suppress(psutil.NoSuchProcess):
+                    process.suspend()
+            yield
+        finally:
+            for process in processes:
+                with suppress(psutil.NoSuchProcess):
+                    process.resume()
+            self.server.signal(signal.SIGCONT)
+
+    def _processes(self) -> list[psutil.Process]:
+        # Once it has ended, its number may be another process's.
+        with suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.server._process.pid).children(recursive=True)
+        return []
 
     def _serves(self) -> bool:
         # The first time, its database is not there yet.

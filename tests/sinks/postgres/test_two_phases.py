@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import re
-import select
-import socket
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import psutil
 import psycopg
@@ -29,7 +24,6 @@ from holdfast.spark_integration.sinks.postgres.connecting import Session
 from holdfast.spark_integration.sinks.postgres.marks import driver_application
 from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery, SinkTransaction
-from tests.servers.postgres import Postgres
 from tests.servers.programs import wait_until
 from tests.sinks.postgres.conftest import SCHEMA, Case, batch
 
@@ -74,18 +68,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(psycopg.Connection, "execute", noted)
     return asked
-
-
-def test_a_commit_again_changes_nothing(either: Case) -> None:
-    either.open()
-    handles = [either.prepared(row, partition=place) for place, row in enumerate(ROWS)]
-    for _ in range(3):
-        either.commit(*handles)
-    assert either.rows() == ROWS
-    either.commit(either.prepared(("c", 3), batch_id=1), batch_id=1)
-    either.commit(*handles)
-    assert either.rows() == [*ROWS, ("c", 3)]
-    assert either.open() == 1
 
 
 def test_a_copy_shows_nothing_twice(either: Case, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -162,12 +144,17 @@ def test_what_is_aborted_cannot_be_committed(either: Case) -> None:
     assert either.rows() == [ROWS[1]]
 
 
-def test_an_abort_after_the_commit_changes_nothing(either: Case) -> None:
+def test_what_was_committed_changes_no_more(either: Case) -> None:
+    """Neither by an abort nor by a commit again, also of a micro-batch before the newest."""
     either.open()
     handle = either.prepared(*ROWS)
     either.commit(handle)
     either.abort(handle)
-    assert either.rows() == ROWS
+    either.commit(either.prepared(("c", 3), batch_id=1), batch_id=1)
+    either.commit(handle)
+    either.abort(handle)
+    assert either.rows() == [*ROWS, ("c", 3)]
+    assert either.open() == 1
 
 
 def test_a_handle_that_names_anything_else_ends_nothing(either: Case) -> None:
@@ -295,86 +282,28 @@ def test_a_schema_may_have_any_name(either: Case) -> None:
     assert either.open() == 0
 
 
-class SilentProxy:
-    """Hands bytes on between clients and a server, until it is told to be silent; it keeps all connections."""
-
-    def __init__(self, server: tuple[str, int]) -> None:
-        self._server = server
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self.is_silent = False
-        self._pairs: dict[socket.socket, socket.socket] = {}
-        self._ended = False
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended = True
-        self._thread.join(10)
-        for one in (self._listener, *self._pairs):
-            one.close()
-
-    def _serve(self) -> None:
-        while not self._ended:
-            watched = [] if self.is_silent else [self._listener, *self._pairs]
-            for ready in select.select(watched, [], [], 0.05)[0]:
-                if ready is self._listener:
-                    self._accept()
-                elif ready in self._pairs:
-                    self._hand_on(ready)
-
-    def _accept(self) -> None:
-        client, server = self._listener.accept()[0], socket.create_connection(self._server)
-        self._pairs |= {client: server, server: client}
-
-    def _hand_on(self, source: socket.socket) -> None:
-        other, data = self._pairs[source], b""
-        with suppress(OSError):
-            if data := source.recv(1 << 16):
-                other.sendall(data)
-        if not data:
-            for one in (source, other):
-                self._pairs.pop(one).close()
-
-
-@pytest.fixture
-def proxy(postgres: Postgres) -> Iterator[SilentProxy]:
-    with SilentProxy(("127.0.0.1", postgres.port)) as running:
-        yield running
-
-
-def through(proxy: SilentProxy, case: Case, **options: str) -> Case:
-    """Return the same sink and query, by way of the proxy."""
-    there = {"host": "127.0.0.1", "port": str(proxy.port), "sslmode": "disable", "answer_timeout": "1"}
-    return replace(case, options={**there, **options})
-
-
 @pytest.mark.timeout(60)
-def test_a_server_that_falls_silent_is_given_up_and_nothing_is_lost(either: Case, proxy: SilentProxy) -> None:
+def test_a_server_that_falls_silent_is_given_up_and_nothing_is_lost(either: Case) -> None:
     """At each step, of workers and of the driver; what was decided is committed when the server is back."""
-    slow = through(proxy, either)
+    slow = replace(either, options={"answer_timeout": "1"})
     slow.open()
     handle = slow.prepared(("a", 1))
     half = slow.begun(("b", 2), partition=1)
     lost = slow.begun(("c", 3), partition=2)
-    proxy.is_silent = True
-    began_s = time.monotonic()
-    with pytest.raises(UnavailableError, match=r"sent nothing for 1 s; see answer_timeout"):
-        slow.commit(handle)
-    with pytest.raises(UnavailableError, match=r"sent nothing for 1 s"):
-        half.prepare()
-    half.abort()
-    many = batch(*[("x" * 1000, i) for i in range(1000)])
-    with pytest.raises(UnavailableError, match=r"sent nothing for 1 s"):  # noqa: PT012  when buffers are full
-        for _ in range(100):
-            lost.write(many)
-    lost.abort()
-    assert time.monotonic() - began_s < 20
-    connecting.close_idle()
-    proxy.is_silent = False
+    with either.server.silent():
+        began_s = time.monotonic()
+        with pytest.raises(UnavailableError, match=r"sent nothing for 1 s; see answer_timeout"):
+            slow.commit(handle)
+        with pytest.raises(UnavailableError, match=r"sent nothing for 1 s"):
+            half.prepare()
+        half.abort()
+        many = batch(*[("x" * 1000, i) for i in range(1000)])
+        with pytest.raises(UnavailableError, match=r"sent nothing for 1 s"):  # noqa: PT012  when buffers are full
+            for _ in range(100):
+                lost.write(many)
+        lost.abort()
+        assert time.monotonic() - began_s < 20
+        connecting.close_idle()
     either.open()
     left = [one for one in either.leftovers() if one != handle]
     either.abort(*left)
@@ -384,12 +313,11 @@ def test_a_server_that_falls_silent_is_given_up_and_nothing_is_lost(either: Case
 
 
 @pytest.mark.timeout(60)
-def test_a_server_that_lets_nobody_in_is_given_up(appending: Case, proxy: SilentProxy) -> None:
+def test_a_server_that_lets_nobody_in_is_given_up(appending: Case) -> None:
     """By libpq's own limit, which the user may set."""
-    proxy.is_silent = True
-    slow = through(proxy, appending, connect_timeout="2")
+    slow = replace(appending, options={"connect_timeout": "2"})
     began_s = time.monotonic()
-    with pytest.raises(UnavailableError, match="did not answer"):
+    with appending.server.silent(), pytest.raises(UnavailableError, match="did not answer"):
         slow.open()
     assert time.monotonic() - began_s < 10
 
