@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import pytest
 from holdfast.errors import ConflictError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
+from tests.faults.elsewhere import run_python
 
 
 @pytest.fixture
@@ -78,11 +77,7 @@ while True:
 
 @pytest.mark.slow(1)
 def test_crash_at_every_system_call(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", CRASHING, str(tmp_path)],
-        capture_output=True, text=True, timeout=60, env=environment, cwd=tmp_path, check=False,
-    )  # fmt: skip
+    done = run_python("-c", CRASHING, tmp_path, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     outcomes = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
     assert outcomes[-1] == (0, 1)
@@ -248,11 +243,7 @@ with open_storage(sys.argv[1]) as storage:
     except UnavailableError as error:
         print(error.retryable, list(storage.list("")))
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "root")],
-        capture_output=True, text=True, timeout=60, env=environment, cwd=tmp_path, check=False,
-    )  # fmt: skip
+    done = run_python("-c", code, tmp_path / "root", folder=tmp_path)
     assert done.stdout == "True []\n", done.stderr
     assert list((tmp_path / "root").iterdir()) == []
 
@@ -421,24 +412,3 @@ def test_no_descriptor_is_left_open(storage: ObjectStorage) -> None:
     for _ in range(10):
         work()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("file:///x/y", "file:///x/y"),
-        ("file:/x//y/", "file:///x/y"),
-        ("file://localhost/x", "file:///x"),
-        ("FILE:///x/../y", "file:///y"),
-        ("/x/with space?#%20", "file:///x/with space?#%20"),
-        ("relative", f"file://{Path.cwd()}/relative"),
-    ],
-)
-def test_urls(url: str, expected: str) -> None:
-    assert open_storage(url).url == expected
-
-
-@pytest.mark.parametrize("url", ["", "~/state", "file://host/x", "file:x", "file:", "file:///a\x00b"])
-def test_refused_urls(url: str) -> None:
-    with pytest.raises(InvalidArgumentError):
-        open_storage(url)

@@ -6,8 +6,6 @@ import itertools
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +20,8 @@ import pytest
 from holdfast.errors import ConflictError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
+from tests.faults.any_client import require_harmless_forks, require_no_leaks
+from tests.faults.elsewhere import run_python
 from tests.faults.interrupted import interrupt_once
 from tests.tiers import cases
 
@@ -401,17 +401,9 @@ with open_storage(sys.argv[1]) as storage:
 """
 
 
-def run_python(code: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        capture_output=True, text=True, timeout=120, env=environment, cwd=folder, check=False,
-    )  # fmt: skip
-
-
 def test_killed_writer(hdfs: Hdfs, storage: ObjectStorage, root: str, tmp_path: Path) -> None:
     """Its unfinished file is no object, and in nobody's way."""
-    done = run_python(KILLED, storage.url, folder=tmp_path)
+    done = run_python("-c", KILLED, storage.url, folder=tmp_path)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert [path for path in hdfs.files(root) if ".tmp-" in path]
     assert [info.key for info in storage.list("")] == ["before"]
@@ -425,52 +417,12 @@ def test_killed_writer(hdfs: Hdfs, storage: ObjectStorage, root: str, tmp_path: 
     assert set(hdfs.files(root)) == {f"{root}/before", f"{root}/o"}
 
 
-FORKED = """
-import os, signal, sys, threading
-from holdfast.snapshotter.storage.opening import open_storage
-storage = open_storage(sys.argv[1])
-storage.put("parent", b"1")
-children = []
-for number in range(3):
-    child = os.fork()
-    if not child:
-        signal.alarm(60)
-        storage.put(f"child-{number}", b"2")
-        assert storage.get("parent") == b"1"
-        if number == 1: storage.close()
-        if number == 2: sys.exit(0)
-        os._exit(0)
-    children.append(child)
-codes = [os.waitpid(child, 0)[1] for child in children]
-print(codes, [info.key for info in storage.list("")])
-storage.close()
-"""
-
-
 def test_a_forked_child_works_and_leaves_the_parent_alone(storage: ObjectStorage, tmp_path: Path) -> None:
-    done = run_python(FORKED, storage.url, folder=tmp_path)
-    assert done.stdout == "[0, 0, 0] ['child-0', 'child-1', 'child-2', 'parent']\n", done.stderr
-    assert not done.stderr
+    require_harmless_forks(storage.url, {}, tmp_path, busy_threads=0)
 
 
 def test_opening_and_closing_leaks_nothing(hdfs: Hdfs, root: str) -> None:
-    def cycle() -> None:
-        with open_storage(hdfs.url + root, hdfs.options()) as storage:
-            storage.list("")
-
-    def held() -> tuple[int, int]:
-        return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
-
-    cycle()
-    before = held()
-    for _ in range(5):
-        cycle()
-    end = time.monotonic() + 10
-    while held() > before and time.monotonic() < end:
-        time.sleep(0.05)
-    after = held()
-    assert after[0] <= before[0]
-    assert after[1] <= before[1]
+    require_no_leaks(hdfs.url + root, hdfs.options())
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -286,18 +285,6 @@ def test_hang_ends_by_the_limit_of_the_operation(
         ACTIONS[action](storage)
     assert hang.hits == 1
     assert time.monotonic() - start < 3
-
-
-def test_refused_connection(server: S3Server, url: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        free = "http://{}:{}".format(*taken.getsockname())
-    config = {"retries": {"total_max_attempts": 2}}
-    with open_storage(url, server.options(free, config_kwargs=config)) as storage:
-        start = time.monotonic()
-        for action, call in ACTIONS.items():
-            with pytest.raises(UnavailableError, match=f"action={action} "):
-                call(storage)
-        assert time.monotonic() - start < 12
 
 
 def test_list_of_many_pages(open_through: Callable[..., ObjectStorage], proxy: FaultProxy) -> None:
