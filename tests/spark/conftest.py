@@ -22,6 +22,7 @@ from tests.spark.questions import digest
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 STATE = "n long, total long"
 OUTPUT = "key string, n long, total long"
@@ -65,7 +66,7 @@ class Lab:
         add_file(self.folder / "input", self.files, table)
         self.files += 1
 
-    def source(self, schema: str = "key string, v long") -> DataFrame:
+    def source(self, schema: str | StructType = "key string, v long") -> DataFrame:
         reader = self.spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
         return reader.parquet(str(self.folder / "input"))
 

@@ -371,17 +371,6 @@ def test_a_clone_is_told_from_its_original(lab: Lab) -> None:
 
 
 @pytest.mark.all
-def test_a_restored_query_has_its_directory_before_it_runs(lab: Lab) -> None:
-    """So that it can be looked into at once, before it is started for the first time."""
-    lab.feed([("a", 1)])
-    lab.run(lab.totals())
-    savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one")
-    lab.configure({"state.dir": str(lab.folder / "restored state")})
-    savepoints.restore(lab.spark, lab.folder / "savepoints", "one", lab.folder / "restored")
-    assert find_state_dir(lab.folder / "restored", {}) == str(lab.folder / "restored state")
-
-
-@pytest.mark.all
 def test_state_that_began_in_a_users_thread_belongs_to_the_query(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark tells such a task no query, so the state has an id of its own: the pointers say whose it is."""
     monkeypatch.delenv("HOLDFAST_STATE_DIR", raising=False)

@@ -18,6 +18,7 @@ from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.ownership.claims import find_claim
 from holdfast.snapshotter.ownership.queries import NotedLocation, find_noted, note_location
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.lookup.places import find_state_dir
 from tests.faults.executor_process import eventually
 from tests.spark.conftest import Lab
 
@@ -191,6 +192,7 @@ def test_a_new_query_is_noted_before_it_runs(lab: Lab) -> None:
         *("savepoint", "restore", lab.folder / "saved", "one", "--state-dir", restored),
         *("--checkpoint-location", lab.folder / "restored"),
     )
+    assert find_state_dir(lab.folder / "restored", {}) == str(restored)
     assert total(restored) == 1
     cloned = lab.folder / "cloned state"
     run("clone", restored, "--to-state-dir", cloned, "--checkpoint-location", lab.folder / "clone")

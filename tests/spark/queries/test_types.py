@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +14,18 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.testing.objects import ExamplePoint, ExamplePointUDT
 
 import holdfast
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration import spark_versions
+from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.spark_versions import minor_version, version_of
 from holdfast.spark_integration.transport.output import MANY_SHARDS
-from tests.awkward_rows import INPUT, SCHEMA, exact
 from tests.spark.conftest import Lab, count
 from tests.spark.parity.engines import configured
 from tests.spark.processors.engines import NEEDED
@@ -280,42 +283,59 @@ def test_keys_of_processors_and_their_timers(in_order: Lab, in_pandas: bool) -> 
     assert ours == shown_by(SPARK)
 
 
-@pytest.mark.parametrize("shards", [2, MANY_SHARDS])
-def test_a_streaming_query_loses_nothing(spark: SparkSession, tmp_path: Path, shards: int) -> None:
-    """In a zone whose clocks go back; chunks of two rows, so that some have nulls and others have none."""
-    import holdfast
+FOLD = dt.datetime(2024, 11, 3, 5, 30, tzinfo=dt.UTC)  # 01:30 in New York, and an hour later again
+#: By type: values that a pandas frame would alter, and a null.
+AWKWARD: dict[T.DataType, list[Any]] = {
+    T.BooleanType(): [True, False, None, True],
+    T.ByteType(): [-128, 127, None, 0],
+    T.ShortType(): [-(2**15), 2**15 - 1, None, 0],
+    T.IntegerType(): [-(2**31), 2**31 - 1, None, 0],
+    T.LongType(): [2**53 + 1, -(2**63), None, 2**63 - 1],
+    T.FloatType(): [math.nan, -0.0, None, math.inf],
+    T.DoubleType(): [math.nan, -0.0, None, 5e-324],
+    T.DecimalType(38, 18): [Decimal("12345678901234567890.123456789012345678"), Decimal("-1E-18"), None, Decimal(0)],
+    T.StringType(): ["", "ünï\0code", None, "None"],
+    T.BinaryType(): [b"", b"\xff\x00", None, b"x"],
+    T.DateType(): [dt.date(1, 1, 1), dt.date(9999, 12, 31), None, dt.date(1969, 12, 31)],
+    T.TimestampType(): [FOLD, FOLD + dt.timedelta(hours=1), None, dt.datetime(9999, 1, 1, tzinfo=dt.UTC)],
+}
+SCHEMA = T.StructType([T.StructField(f"v {i}`", t) for i, t in enumerate(AWKWARD)])
+ARROW = arrow_schema(SCHEMA, "the input")
+INPUT = pa.table([pa.array(v, t) for v, t in zip(AWKWARD.values(), ARROW.types, strict=True)], schema=ARROW)
 
-    (tmp_path / "in").mkdir()
-    (tmp_path / "seen").mkdir()
-    pq.write_table(pa.concat_tables([INPUT, INPUT.slice(0, 1), INPUT.slice(3, 1)]), tmp_path / "in" / "rows.parquet")
-    seen = str(tmp_path / "seen")
+
+def exact(table: pa.Table) -> list[tuple[Any, ...]]:
+    """Return rows in which -0.0, 0.0, NaN and null differ, and instants are numbers."""
+    columns = []
+    for column in table.columns:
+        plain = column.cast(pa.timestamp("us")).cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
+        columns.append([repr(v) for v in plain.to_pylist()])
+    return sorted(zip(*columns, strict=True))
+
+
+@pytest.mark.parametrize("shards", [2, MANY_SHARDS])
+def test_a_streaming_query_loses_nothing(lab: Lab, shards: int) -> None:
+    """In a zone whose clocks go back; chunks of two rows, so that some have nulls and others have none."""
+    given = pa.concat_tables([INPUT, INPUT.slice(0, 1), INPUT.slice(3, 1)])
+    seen = lab.folder / "seen"
+    seen.mkdir()
 
     def keep(batch: holdfast.ShardBatch) -> pa.Table:
-        with pa.OSFile(f"{seen}/{batch.shard}.arrow", "wb") as file, pa.ipc.new_file(file, batch.rows.schema) as writer:
-            writer.write_table(batch.rows)
+        pq.write_table(batch.rows, f"{seen}/{batch.shard}")
         return batch.rows
 
+    lab.feed(given)
+    lab.configure({"shards": str(shards)})
     settings = {
         "spark.sql.session.timeZone": "America/New_York",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "2",
         "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
-        "spark.holdfast.state.dir": str(tmp_path / "durable"),
-        "spark.holdfast.local.dir": str(tmp_path / "local"),
-        "spark.holdfast.shards": str(shards),
     }
-    with configured(spark, settings):
-        events = spark.readStream.schema(SCHEMA).parquet(str(tmp_path / "in"))
-        output = (
-            holdfast.stream(events).groupBy("v 4`").applyInArrowWithState(keep, SCHEMA, "n long", "update", name="kept")
-        )
-        writer = output.writeStream.format("memory").queryName("awkward_rows").outputMode("update")
-        writer.trigger(availableNow=True).start().awaitTermination()
-        returned = spark.table("awkward_rows").toArrow()
-
-    received = [pa.ipc.open_file(str(path)).read_all() for path in sorted((tmp_path / "seen").iterdir())]
-    wanted = exact(pa.concat_tables([INPUT, INPUT.slice(0, 1), INPUT.slice(3, 1)]))
-    assert sorted(row for table in received for row in exact(table)) == wanted
-    assert exact(returned) == wanted
+    with configured(lab.spark, settings):
+        grouped = holdfast.stream(lab.source(SCHEMA)).groupBy("v 4`")
+        (returned,) = lab.run(grouped.applyInArrowWithState(keep, SCHEMA, "n long", "update", name="kept"))
+    received = [row for path in seen.iterdir() for row in exact(pq.read_table(path))]
+    assert sorted(received) == exact(pa.Table.from_pylist(returned, ARROW)) == exact(given)
 
 
 POINT = F.udf(lambda v: ExamplePoint(float(v), 2.0), ExamplePointUDT())

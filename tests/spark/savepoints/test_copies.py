@@ -320,33 +320,28 @@ def require_one_query(lab: Lab, durable: str) -> None:
     }
 
 
-def copied(lab: Lab, how: str, query: str = "again") -> str:
-    where = {"to_state_dir": lab.folder / f"durable-{query}"}
-    lab.configure({"state.dir": str(lab.folder / "durable")})
-    if how == "clone":
-        return savepoints.clone(lab.spark, lab.folder / "query", lab.folder / query, **where)
-    return savepoints.rescale(lab.spark, lab.folder / "query", lab.folder / query, shards=3, **where)
-
-
 @pytest.mark.timeout(1200)
 @pytest.mark.all
 @pytest.mark.parametrize("how", cases(["rescale", "clone"]))
 def test_a_query_starts_from_a_whole_copy_only(lab: Lab, power: Any, how: str) -> None:
+    def copied(query: str = "again") -> str:
+        return clone(lab, query) if how == "clone" else rescale(lab, 3, query)
+
     files = CASE.files()
     for file in files[:2]:
         lab.feed(file)
     lab.configure({"commit.carriedBytes": "0"})
     run(lab, CASE)
     whole = power(NEVER)
-    copied(lab, how, "first")
+    copied("first")
     before = contents(lab.folder / "durable") | contents(lab.folder / "query")
     for after in cases(whole.stops(), quick=3):
         power(after)
         with pytest.raises(Killed):
-            copied(lab, how)
+            copied()
         assert not (lab.folder / "again/metadata").exists()
     power(NEVER)
-    copied(lab, how)
+    copied()
     assert sorted(path.name for path in (lab.folder / "again").iterdir() if path.is_file()) == ["metadata"]
     assert contents(lab.folder / "durable") | contents(lab.folder / "query") == before
     require_one_query(lab, "durable-again")

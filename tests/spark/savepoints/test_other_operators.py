@@ -185,6 +185,7 @@ def test_what_cannot_be_is_said_before_anything_is_written(lab: Lab) -> None:
     for error, said, options in (
         (NotFoundError, "no operator of this name to skip.*operators=totals", {"skip": ["total"]}),
         (NotFoundError, "no operator of this name to reset", {"reset": ["total"]}),
+        (NotFoundError, "no operator of this name to rename", {"rename": {"total": "counts"}}),
         (InvalidArgumentError, "no operator is left", {"skip": ["totals"]}),
         (InvalidArgumentError, "skipped is not in the new query", {"skip": ["totals"], "reset": ["totals"]}),
         (InvalidArgumentError, "lists of names", {"skip": "totals"}),

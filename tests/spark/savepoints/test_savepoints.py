@@ -160,30 +160,6 @@ def test_another_operator_does_not_begin_with_what_was_restored(lab: Lab) -> Non
         lab.run(totals(lab.source(case.schema), "totls"), "again")
 
 
-@pytest.mark.all
-def test_sources_may_begin_where_their_options_say(lab: Lab) -> None:
-    """Then a savepoint is initial state: all files are read again."""
-    case = CASES[0]
-    saved(lab, case)
-    restored(lab, sources="fresh")
-    batches = lab.run(case.query(lab.source(case.schema)), "again", case.mode)
-    assert len(batches) == 2
-    (first, second) = (table["carrier"].to_pylist() for table in case.files()[:2])
-    assert {row["carrier"]: row["n"] for row in batches[1]} == {
-        key: 2 * (first.count(key) + second.count(key)) for key in set(second)
-    }
-
-
-@pytest.mark.all
-def test_operators_can_be_renamed(lab: Lab) -> None:
-    case = CASES[0]
-    saved(lab, case)
-    restored(lab, rename={"totals": "counts"})
-    assert (lab.folder / "durable-again/counts/operator").exists()
-    with pytest.raises(NotFoundError, match="no operator of this name to rename"):
-        restored(lab, "other", rename={"total": "counts"})
-
-
 def test_nothing_that_is_there_is_written_over(half_way: Lab) -> None:
     """A location that a query has used, a savepoint of the name, and a file of somebody's."""
     with pytest.raises(ConflictError, match="there is a savepoint of this name"):
@@ -197,19 +173,6 @@ def test_nothing_that_is_there_is_written_over(half_way: Lab) -> None:
     with pytest.raises(ConflictError, match=r"thesis\.tex"):
         restored(half_way, "mine")
     assert (half_way.folder / "mine/state/thesis.tex").read_text() == "years of work"
-
-
-@pytest.mark.all
-def test_a_savepoint_in_the_directory_of_other_queries(lab: Lab) -> None:
-    """The operator's name is taken there, by the original: state goes into a directory of the new query's own."""
-    case = CASES[0]
-    later = saved(lab, case)
-    lab.configure({"state.dir": str(lab.folder / "durable")})
-    query_id = savepoints.restore(lab.spark, lab.folder / "savepoints", "one", lab.folder / "again")
-    assert (lab.folder / f"durable/totals@{query_id}/operator").exists()
-    lab.feed(later[0])
-    original = run(lab, case)
-    assert run(lab, case, "again") == original
 
 
 def test_state_of_sparks_own_must_be_left_out_by_name(lab: Lab) -> None:

@@ -14,7 +14,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import DataStreamWriter
 from pyspark.sql.types import StructType
 
-import holdfast
 from holdfast import clock, sinks
 from holdfast.errors import InvalidArgumentError
 from holdfast.examples.sinks.csv_folder import CsvFolder, read
@@ -116,13 +115,6 @@ def test_options_are_checked() -> None:
             DeltaSource({"name": "n", "path": "t", "file_mb": number}).sink()
     given = {"name": "n", "table": "t", "keys": "a, b"}
     assert PostgresSource(given).sink() == sinks.postgres("n", "t", keys=["a", "b"])
-
-
-@pytest.mark.slow(40)
-def test_registered_twice(spark: SparkSession) -> None:
-    """Where Spark has found them, registering changes nothing; names of options keep their case on the way."""
-    holdfast.register(spark)
-    holdfast.register(spark)
 
 
 @pytest.mark.slow(40)

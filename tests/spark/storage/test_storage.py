@@ -43,15 +43,14 @@ def server(request: pytest.FixtureRequest) -> S3Server:
 
 
 def use(lab: Lab, server: S3Server, options: dict[str, object], folder: str = "app") -> None:
-    lab.configure(
-        {
-            "state.dir": f"s3://{BUCKET}/{folder}",
-            "storage.key": str(options["key"]),
-            "storage.secret": str(options["secret"]),
-            "storage.client_kwargs.endpoint_url": server.url,
-            "storage.client_kwargs.region_name": "us-east-1",
-        }
-    )
+    lab.configure(settings_of(server, options) | {"state.dir": f"s3://{BUCKET}/{folder}"})
+
+
+def settings_of(server: S3Server, options: dict[str, object] | None = None) -> dict[str, str]:
+    given = options or server.options()
+    client = {"endpoint_url": server.url, "region_name": "us-east-1"}
+    found = {"storage.key": str(given["key"]), "storage.secret": str(given["secret"])}
+    return found | {f"storage.client_kwargs.{name}": value for name, value in client.items()}
 
 
 @pytest.mark.s3
@@ -228,12 +227,6 @@ def saved(lab: Lab, case: Case, location: str, state_dir: str, target: str) -> l
     for file in files[2:]:
         lab.feed(file)
     return run(lab, case, location, state_dir)
-
-
-def settings_of(server: Versitygw) -> dict[str, str]:
-    credentials = {"storage.key": str(server.options()["key"]), "storage.secret": SECRET_KEY}
-    client = {"endpoint_url": server.url, "region_name": "us-east-1"}
-    return credentials | {f"storage.client_kwargs.{name}": value for name, value in client.items()}
 
 
 @pytest.mark.timeout(600)
