@@ -87,7 +87,6 @@ SCHEMES = "unknown storage scheme; known are abfs, file, gs, hdfs, memory, s3, w
     ("url", "message"),
     [
         ("s4://bucket", SCHEMES),
-        ("simplecache::s3://bucket", "chained"),
         ("s3://", "s3://bucket"),
         ("s3:bucket", "scheme://root"),
         ("s3://b*cket", "s3://bucket"),
@@ -95,15 +94,8 @@ SCHEMES = "unknown storage scheme; known are abfs, file, gs, hdfs, memory, s3, w
         ("s3://bucket//a", "segments"),
         ("memory:///", "name a root"),
         ("memory:x", "scheme://root"),
-        ("s3:/bucket/x", "write s3://"),
-        ("dbfs:/app", "/dbfs/"),
-        (r"C:\data\app", "Windows"),
-        ("abfss://box@account/x?sig=CANARY", "credentials or parameters"),
-        ("s3://CANARY:CANARY@bucket/x", "holds credentials"),
         ("s3a://CANARY@bucket", "holds credentials"),
-        ("s3://CANARY:CAN/ARY@bucket/x", "holds credentials"),
         ("s3://CANARY:CAN/ARY", "holds credentials"),
-        ("sftp://user:CANARY@host/x", "holds credentials"),
         ("hdfs://user:CANARY@host:8020/x", "holds credentials"),
     ],
 )
@@ -182,8 +174,6 @@ def test_mapping_of_hdfs(original: Exception, expected: type[HoldfastError]) -> 
 
 def test_urls_are_normalised() -> None:
     assert open_storage("hdfs://h:8020/a/b/").url == "hdfs://h:8020/a/b"
-    assert open_storage("s3://bucket/a:b").url == "s3://bucket/a:b"
-    assert open_storage("s3://bucket/a/b/").url == "s3://bucket/a/b"
     assert open_storage("S3A://bucket").url == "s3://bucket"
     assert open_storage("memory://x/y/").url == "memory://x/y"
 
