@@ -5,6 +5,7 @@ Spark is a number that drivers share, as they share a checkpoint location: the n
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -18,7 +19,8 @@ from holdfast.snapshotter.ownership.queries import QueryOrigin, declare_origin
 from holdfast.snapshotter.savepoints.manifest import PlannedBatch, SavedQuery, continue_sinks, sinks_of
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
-from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery, TwoPhaseSink
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery, TwoPhaseSink
+from holdfast.spark_integration.sinks.writing import write_rows
 from tests.model.sink_target import CrashingStorage, Killed
 from tests.model.turns import Actor, Position, Turns
 
@@ -27,6 +29,12 @@ if TYPE_CHECKING:
     from typing import Self
 
 SCHEMA = pa.schema({"row": pa.string()})
+
+
+def prepared(sink: TwoPhaseSink, query: SinkQuery, rows: pa.RecordBatch, batch_id: int = 0, part: int = 0) -> Handle:
+    """Write and prepare a part of a micro-batch, as a task does."""
+    attempt = SinkAttempt(query, batch_id, part, clock.new_id() + clock.new_id())
+    return dict(json.loads(write_rows(sink, attempt, rows.schema, [rows])[1]))
 
 
 class World(ABC):
@@ -55,9 +63,9 @@ class World(ABC):
     def sink(self, turns: Turns) -> TwoPhaseSink:
         """Return the sink as a driver uses it."""
 
-    @abstractmethod
     def prepare(self, sink: TwoPhaseSink, turns: Turns, batch_id: int, part: int, row: str) -> Handle:
         """Write and prepare a part of one row."""
+        return prepared(sink, self.query, pa.record_batch([[row]], schema=SCHEMA), batch_id, part)
 
     @abstractmethod
     def shown(self) -> Sequence[str]:

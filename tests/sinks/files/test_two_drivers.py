@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
@@ -27,14 +26,12 @@ from holdfast.spark_integration.sinks.coordinator import Coordinator
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from holdfast.spark_integration.sinks.files.parquet import ParquetSink, read_parquet
 from holdfast.spark_integration.sinks.files.sink import Attempts
-from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery, TwoPhaseSink
-from holdfast.spark_integration.sinks.writing import write_rows
+from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery, TwoPhaseSink
 from tests import sink_drivers
 from tests.model.sink_target import CrashingStorage
 from tests.model.turns import Act, Objects, OverwritingStorage, Replay, Turns, end_of, every_order
 from tests.ram import storage_in_ram
 from tests.sink_drivers import (
-    SCHEMA,
     Driver,
     World,
     judge,
@@ -64,11 +61,6 @@ class FileWorld(World):
         if self.kind == "parquet":
             return ParquetSink("out", self.url)
         return DeltaSink("out", self.url, keys=["row"] if self.kind == "upsert" else None, create=True)
-
-    def prepare(self, sink: TwoPhaseSink, turns: Turns, batch_id: int, part: int, row: str) -> Handle:
-        attempt = SinkAttempt(self.query, batch_id, part, clock.new_id() + clock.new_id())
-        _, handle = write_rows(sink, attempt, SCHEMA, [pa.record_batch([[row]], schema=SCHEMA)])
-        return dict(json.loads(handle))
 
     def storage_of(self, _url: str, _options: object) -> Any:
         driver = threading.current_thread()

@@ -23,13 +23,13 @@ from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
 from holdfast.spark_integration.sinks.kafka.brokers import Cluster
 from holdfast.spark_integration.sinks.kafka.protocol import Answer, Request, TransactionDescription
 from holdfast.spark_integration.sinks.kafka.sink import KafkaSink
-from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery, TwoPhaseSink
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery, TwoPhaseSink
 from tests import sink_drivers
 from tests.model.turns import Turns
 from tests.read_kafka import committed, transactional_ids
 from tests.servers.kafka import PASSWORD, USER, Kafka
 from tests.servers.programs import wait_until
-from tests.sink_drivers import Driver, World, judge, stand_still_anywhere
+from tests.sink_drivers import Driver, World, judge, prepared, stand_still_anywhere
 from tests.sinks.kafka.conftest import SCHEMA, Lab
 from tests.tiers import ALL, LONG, cases
 
@@ -144,10 +144,7 @@ def test_messages_arrive_as_the_rows_are(lab: Lab) -> None:
     ]  # fmt: skip
     sink = KafkaSink(lab.sink.name)
     assert sink.open(lab.query, schema) is None
-    transaction = sink.begin(SinkAttempt(lab.query, 0, 0, clock.new_id() + clock.new_id()), schema)
-    transaction.write(pa.RecordBatch.from_pylist(rows, schema))
-    handle = transaction.prepare()
-    sink.commit(lab.query, 0, [handle])
+    sink.commit(lab.query, 0, [prepared(sink, lab.query, pa.RecordBatch.from_pylist(rows, schema))])
     deleted, full = sorted(committed(lab.server, topic), key=lambda one: one.partition() or 0)
     assert (full.key(), full.value(), full.partition(), full.timestamp()[1]) == (b"k", b"v", 2, 1795482123456)
     assert full.headers() == [("h", b"1"), ("h", None)]
@@ -160,9 +157,8 @@ def test_keys_go_to_the_partitions_that_kafkas_own_clients_choose(kafka: Kafka) 
     sink = KafkaSink(lab.sink.name, lab.topic)
     schema = pa.schema({"key": pa.string(), "value": pa.string()})
     sink.open(lab.query, schema)
-    transaction = sink.begin(SinkAttempt(lab.query, 0, 0, clock.new_id() + clock.new_id()), schema)
-    transaction.write(pa.record_batch([["a", "b", "holdfast"], ["x", "x", "x"]], schema=schema))
-    sink.commit(lab.query, 0, [transaction.prepare()])
+    rows = pa.record_batch([["a", "b", "holdfast"], ["x", "x", "x"]], schema=schema)
+    sink.commit(lab.query, 0, [prepared(sink, lab.query, rows)])
     # murmur2(key) & 0x7fffffff % 10, as Java's Utils.toPositive(Utils.murmur2(…)) has it.
     found = {(one.key() or b"").decode(): one.partition() for one in committed(kafka, lab.topic)}
     assert found == {key: _murmur2(key.encode()) % 10 for key in ("a", "b", "holdfast")}
@@ -231,9 +227,7 @@ def test_text_that_is_not_utf8_arrives_as_the_bytes_that_it_is(lab: Lab) -> None
     text = pa.array([b"caf\xe9", "café".encode()]).cast(pa.string(), safe=False)
     rows = pa.record_batch({"value": text, "key": text})
     lab.sink.open(lab.query, rows.schema)
-    transaction = lab.begin(schema=rows.schema)
-    transaction.write(rows)
-    lab.sink.commit(lab.query, 0, [transaction.prepare()])
+    lab.sink.commit(lab.query, 0, [prepared(lab.sink, lab.query, rows)])
     found = sorted((one.key(), one.value()) for one in committed(lab.server, lab.topic))
     assert found == sorted((each, each) for each in (b"caf\xe9", "café".encode()))
 
@@ -539,12 +533,6 @@ class KafkaWorld(World):
 
     def sink(self, turns: Turns) -> TwoPhaseSink:
         return self.lab.sink
-
-    def prepare(self, sink: TwoPhaseSink, turns: Turns, batch_id: int, part: int, row: str) -> Handle:
-        attempt = SinkAttempt(self.query, batch_id, part, clock.new_id() + clock.new_id())
-        transaction = sink.begin(attempt, SCHEMA)
-        transaction.write(pa.record_batch([[row]], schema=SCHEMA))
-        return transaction.prepare()
 
     def shown(self) -> Sequence[str]:
         return self.lab.shown()

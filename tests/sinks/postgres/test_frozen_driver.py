@@ -17,11 +17,9 @@ from typing import Any
 
 import psutil
 import psycopg
-import pyarrow as pa
 import pytest
 from psycopg import pq
 
-from holdfast import clock
 from holdfast.errors import ConflictError, InvalidArgumentError, UnavailableError
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.sinks.postgres import connecting, target
@@ -29,12 +27,12 @@ from holdfast.spark_integration.sinks.postgres import sink as sink_module
 from holdfast.spark_integration.sinks.postgres.connecting import Connection, Session
 from holdfast.spark_integration.sinks.postgres.marks import MarkTables
 from holdfast.spark_integration.sinks.postgres.sink import Ending, PostgresSink
-from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery, TwoPhaseSink
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery, TwoPhaseSink
 from tests.faults.elsewhere import run_elsewhere
 from tests.model.turns import Turns
 from tests.servers.postgres import Postgres
 from tests.servers.programs import wait_until
-from tests.sink_drivers import SCHEMA, Driver, World, stand_still_anywhere
+from tests.sink_drivers import Driver, World, stand_still_anywhere
 from tests.sinks.postgres.conftest import Case, case
 from tests.tiers import ALL, LONG, cases
 
@@ -260,10 +258,7 @@ class PostgresWorld(World):
     def prepare(self, sink: TwoPhaseSink, turns: Turns, batch_id: int, part: int, row: str) -> Handle:
         with turns.around():
             turns.asks = "a task"
-            attempt = SinkAttempt(self.query, batch_id, part, clock.new_id() + clock.new_id())
-            transaction = sink.begin(attempt, SCHEMA)
-            transaction.write(pa.record_batch([[row]], schema=SCHEMA))
-            handle = transaction.prepare()
+            handle = super().prepare(sink, turns, batch_id, part, row)
             turns.asks = None
             return handle
 

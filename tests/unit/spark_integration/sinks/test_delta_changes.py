@@ -17,7 +17,8 @@ from holdfast import clock
 from holdfast.errors import HoldfastError, SchemaMismatchError, StateLostError
 from holdfast.spark_integration.sinks.delta import tables
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
-from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery
+from tests.sink_drivers import prepared
 from tests.tiers import cases
 
 pytestmark = pytest.mark.slow(7)
@@ -340,10 +341,7 @@ class Writer:
 
     def prepared(self, batch_id: int, rows: Rows, partition: int = 0) -> Handle:
         columns = [list(rows), list(rows.values())] if isinstance(rows, Mapping) else list(rows)
-        attempt = SinkAttempt(self.query, batch_id, partition, clock.new_id() + clock.new_id())
-        transaction = self.sink.begin(attempt, self.schema)
-        transaction.write(pa.record_batch(columns, schema=self.schema))
-        return transaction.prepare()
+        return prepared(self.sink, self.query, pa.record_batch(columns, schema=self.schema), batch_id, partition)
 
     def write(self, batch_id: int, rows: Rows) -> Handle:
         handle = self.prepared(batch_id, rows)

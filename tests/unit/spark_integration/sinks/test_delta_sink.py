@@ -355,42 +355,29 @@ PROTOCOLS: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
+_IDENTITY = {"delta.identity.start": 1, "delta.identity.step": 1}
+#: A table's protocol, the metadata of its first column, and its settings.
+Foreign = tuple[dict[str, Any] | None, dict[str, Any], dict[str, str]]
+FOREIGN: list[tuple[Foreign, str]] = [
+    *(((protocol, {}, {}), word) for protocol, word in PROTOCOLS.values()),
+    (({"minReaderVersion": 1, "minWriterVersion": 6}, _IDENTITY, {}), "an identity column"),
+    ((None, _IDENTITY, {}), "an identity column"),
+    ((None, {"delta.generationExpression": "key + 1"}, {}), "a generated column"),
+    ((None, {}, {"delta.columnMapping.mode": "name"}), "column mapping"),
+]
+
+
 @pytest.mark.parametrize("keys", [None, ["key"]], ids=["append", "upsert"])
-@pytest.mark.parametrize("name", PROTOCOLS)
-def test_a_table_beyond_the_library_is_refused_at_the_start(url: str, name: str, keys: list[str] | None) -> None:
+@pytest.mark.parametrize(("made", "word"), FOREIGN, ids=[*PROTOCOLS, *(word for _, word in FOREIGN[len(PROTOCOLS) :])])
+def test_a_table_that_asks_for_what_nobody_here_does_is_refused_at_the_start(
+    url: str, made: Foreign, word: str, keys: list[str] | None
+) -> None:
     """For good, not as if the table were away: after the decision it would refuse the rows at each start."""
-    protocol, word = PROTOCOLS[name]
-    _made(url, protocol, {}, {})
+    _made(url, *made)
     with pytest.raises(InvalidArgumentError, match=word) as raised:
         opened(DeltaSink("out", url, keys))
     assert not raised.value.retryable
     assert not list(Path(url).rglob("*.parquet"))
-
-
-_IDENTITY = {"delta.identity.start": 1, "delta.identity.step": 1}
-
-
-@pytest.mark.parametrize("keys", [None, ["key"]], ids=["append", "upsert"])
-@pytest.mark.parametrize(
-    ("protocol", "metadata", "settings", "word"),
-    [
-        ({"minReaderVersion": 1, "minWriterVersion": 6}, _IDENTITY, {}, "an identity column"),
-        (None, _IDENTITY, {}, "an identity column"),
-        (None, {"delta.generationExpression": "key + 1"}, {}, "a generated column"),
-        (None, {}, {"delta.columnMapping.mode": "name"}, "column mapping"),
-    ],
-)
-def test_a_table_whose_log_says_what_this_writer_does_not_do_is_refused_at_the_start(
-    url: str,
-    protocol: dict[str, Any] | None,
-    metadata: dict[str, Any],
-    settings: dict[str, str],
-    word: str,
-    keys: list[str] | None,
-) -> None:
-    _made(url, protocol, metadata, settings)
-    with pytest.raises(InvalidArgumentError, match=word):
-        opened(DeltaSink("out", url, keys))
 
 
 @pytest.mark.parametrize("keys", [None, ["key"]], ids=["append", "upsert"])

@@ -32,6 +32,7 @@ from holdfast.testing.faulty_storage import Fault, FaultyStorage, Kind
 from holdfast.testing.sink_scenario import HANDLE_BYTES_MAX
 from tests.model.sink_target import Killed
 from tests.model.turns import OverwritingStorage
+from tests.sink_drivers import prepared
 from tests.unit.spark_integration.sinks.test_coordinator import KeepsAll
 
 SCHEMA = pa.schema([("key", pa.int64())])
@@ -311,14 +312,9 @@ class Backfill:
         sink.open(self.query, MANY_SCHEMA)
 
     def prepared(self, batch_id: int, days: int = DAYS) -> list[Handle]:
-        handles = []
-        for task in range(TASKS):
-            attempt = SinkAttempt(self.query, batch_id, task, clock.new_id() + clock.new_id())
-            transaction = self.sink.begin(attempt, MANY_SCHEMA)
-            dates = [date(2025, 1, 1) + timedelta(days=day) for day in range(days)]
-            transaction.write(pa.record_batch([dates, [task] * days, range(days)], schema=MANY_SCHEMA))
-            handles.append(transaction.prepare())
-        return handles
+        dates = [date(2025, 1, 1) + timedelta(days=day) for day in range(days)]
+        parts = [pa.record_batch([dates, [task] * days, range(days)], schema=MANY_SCHEMA) for task in range(TASKS)]
+        return [prepared(self.sink, self.query, part, batch_id, task) for task, part in enumerate(parts)]
 
 
 @pytest.fixture
