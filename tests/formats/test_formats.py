@@ -25,7 +25,7 @@ from holdfast.snapshotter.upkeep.troubles import report_trouble
 from holdfast.testing.state_rows import COUNTS
 from tests.formats import sample
 from tests.formats.savepoint_samples import CASES, keys
-from tests.fuzz.forge import digest_of, put_together, resealed, take_apart
+from tests.fuzz.forge import digest_of, resealed, with_header
 from tests.fuzz.hostile_files import SHARD, Shard
 from tests.model.shard_history import ShardHistory
 from tests.spark.conftest import Lab
@@ -34,7 +34,7 @@ from tests.spark.parity.engines import configured
 from tests.spark.savepoints import waiting
 from tests.tiers import cases
 from tests.unit.holdfast.commands.conftest import age, document, files, put_record
-from tests.unit.snapshotter.commits.conftest import Shard as SmallShard
+from tests.unit.snapshotter.conftest import Shard as SmallShard
 from tests.unit.snapshotter.ownership.conftest import claimant, take, take_after
 
 SAMPLES = sorted(p for p in Path(__file__).parent.iterdir() if p.name.startswith("format-"))
@@ -140,9 +140,7 @@ def raised(data: bytes) -> bytes:
 
 def extended(data: bytes) -> bytes:
     """Return a file with a field that this release does not know."""
-    body, footer = take_apart(data)
-    footer["header"]["since_then"] = {"by": "a newer release"}
-    return put_together(body, footer)
+    return with_header(data, lambda header: header.update(since_then={"by": "a newer release"}))
 
 
 CHANGES = pytest.mark.parametrize("changed", [raised, extended])

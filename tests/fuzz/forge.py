@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import lz4.frame
@@ -35,6 +35,13 @@ def put_together(body: bytes, footer: object, *, flags: int = 0, version: int = 
     text = footer if isinstance(footer, bytes) else json.dumps(footer).encode()
     data = body + text + struct.pack("<IHH", len(text), flags, version)
     return data + xxhash.xxh3_128(data).digest() + b"HOLDFAST"
+
+
+def with_header(data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+    """Return a stored file with another header, and a right digest."""
+    body, footer = take_apart(data)
+    change(footer["header"])
+    return put_together(body, footer)
 
 
 def digest_of(data: bytes) -> str:
@@ -63,16 +70,24 @@ ODD: list[Any] = [
 ]  # fmt: skip
 
 
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of each value inside a value of JSON."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, child in list(items):
-        yield value, key
-        yield from _places(child)
+    for key, inner in items:
+        yield (*path, key)
+        yield from places(inner, (*path, key))
+
+
+def at(value: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        value = value[key]
+    return value
 
 
 def spoil_json(value: Any, chance: random.Random) -> str:
     """Change one place of a JSON value, and say which."""
-    container, key = chance.choice(list(_places(value)))
+    path = chance.choice(list(places(value)))
+    container, key = at(value, path[:-1]), path[-1]
     way = chance.randrange(5)
     if way == 0:
         del container[key]

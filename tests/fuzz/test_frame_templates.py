@@ -488,11 +488,28 @@ def overwrite(data: Any) -> None:
             column["more"] = 1
 
 
-def test_constructed_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``pd.DataFrame(...)``: the frame, what a function does with it, errors, and warnings with their places."""
+Act = Callable[[], Any]
+
+
+@pytest.fixture
+def inside() -> Callable[[Act], Act]:
+    """Return what makes an act one where frames come from templates."""
     exchange = _exchange()
     assert exchange is not None
-    from_template = count_calls(monkeypatch)
+
+    def made(act: Act) -> Act:
+        def acting() -> Any:
+            with exchange:
+                return act()
+
+        return acting
+
+    return made
+
+
+def test_constructed_frames(inside: Callable[[Act], Act], monkeypatch: pytest.MonkeyPatch) -> None:
+    """``pd.DataFrame(...)``: the frame, what a function does with it, errors, and warnings with their places."""
+    from_template = filled_columns(monkeypatch)
     drawn = 0
 
     @settings(max_examples=examples(500, 4_000, 100_000), suppress_health_check=list(HealthCheck))
@@ -504,13 +521,6 @@ def test_constructed_frames(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def make() -> pd.DataFrame:
             return pd.DataFrame(*args, **given_options)
-
-        def inside(act: Callable[[], Any]) -> Callable[[], Any]:
-            def acting() -> Any:
-                with exchange:
-                    return act()
-
-            return acting
 
         with pandas_options(*option):
             kept = require_same_outcome(inside(make), make)
@@ -528,17 +538,16 @@ def test_constructed_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(from_template) > drawn / 4
 
 
-def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """Return a list that gets an element for each frame made from a template."""
-    made: list[None] = []
+def filled_columns(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
+    """Return a list that gets the columns of each frame made from a template."""
+    made: list[list[Any]] = []
     filled = Template.filled
 
-    def counted(*args: Any) -> Any:
-        found = filled(*args)
-        made.append(None)
-        return found
+    def noted(self: Template, columns: list[Any], *args: Any) -> Any:
+        made.append(columns)
+        return filled(self, columns, *args)
 
-    monkeypatch.setattr(Template, "filled", counted)
+    monkeypatch.setattr(Template, "filled", noted)
     return made
 
 
@@ -563,6 +572,7 @@ def sources(draw: Any) -> tuple[pd.DataFrame, list[int]]:
 @settings(max_examples=examples(150, 1_000, 30_000), suppress_health_check=list(HealthCheck))
 @given(sources(), OPTIONS, st.lists(st.sampled_from([*USES, *COLUMN_USES]), max_size=3), st.booleans())
 def test_input_frames(
+    inside: Callable[[Act], Act],
     source: tuple[pd.DataFrame, list[int]],
     option: tuple[str, Any],
     uses: list[Callable[[pd.DataFrame], Any]],
@@ -570,16 +580,6 @@ def test_input_frames(
 ) -> None:
     """The frames of keys that are converted together, beside frames that have nothing in common."""
     frame, sizes = source
-    exchange = _exchange()
-    assert exchange is not None
-
-    def inside(act: Callable[[], Any]) -> Callable[[], Any]:
-        def acting() -> Any:
-            with exchange:
-                return act()
-
-        return acting
-
     with pandas_options(*option):
         frame = frame.copy()
         # Slices, as `take` gives Arrow's text a validity bitmap; copied, as a slice counts as shared with its frame.
@@ -604,19 +604,12 @@ def test_input_frames(
 
 @pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("at", range(len(COLUMN_USES)))
-def test_each_use_of_columns(at: int, copies: bool) -> None:
+def test_each_use_of_columns(inside: Callable[[Act], Act], at: int, copies: bool) -> None:
     """What a function does with columns of its frame, for the first frame of a slab and for a later one."""
-    exchange = _exchange()
-    assert exchange is not None
+    use = COLUMN_USES[at]
     frame = pd.DataFrame({"a": [1, 2, 3], "key": ["x", "y", "z"], "n": [0.5, np.nan, 1.5]})
     with pandas_options("mode.copy_on_write", copies):
-        with exchange:
-            parts = list(consecutive(frame.copy(), np.array([1, 2])))
+        parts = inside(lambda: list(consecutive(frame.copy(), np.array([1, 2]))))()
         for ours, theirs in zip(parts, (frame[:1].copy(), frame[1:].reset_index(drop=True).copy()), strict=True):
-
-            def inside(ours: pd.DataFrame = ours) -> Any:
-                with exchange:
-                    return COLUMN_USES[at](ours)
-
-            require_same_outcome(inside, lambda theirs=theirs: COLUMN_USES[at](theirs))
+            require_same_outcome(inside(lambda ours=ours: use(ours)), lambda theirs=theirs: use(theirs))
             require_same(ours, theirs)

@@ -38,7 +38,7 @@ from holdfast.snapshotter.upkeep.retention import History, needed_in_storage, pl
 from holdfast.snapshotter.upkeep.troubles import read_trouble, report_trouble
 from holdfast.snapshotter.upkeep.verification import verify_shard
 from holdfast.testing.state_rows import COUNTS, counts
-from tests.fuzz.forge import ODD, frame_that_claims, put_together, take_apart
+from tests.fuzz.forge import ODD, at, frame_that_claims, places, put_together, take_apart, with_header
 from tests.fuzz.hostile_files import SHARD, Shard
 from tests.tiers import LONG, repetitions
 from tests.unit.snapshotter.ownership.conftest import claimant, take, take_after
@@ -152,8 +152,7 @@ def decode_section(data: bytes) -> bytes:
 
 #: Restoring the whole shard takes less than 2 MB; a believed claim asks for far more.
 PEAK_BYTES_MAX = 32 << 20
-Path_ = tuple[Any, ...]
-Change = Callable[[dict[str, Any], dict[str, Any]], None]
+Change = Callable[[dict[str, Any]], None]
 
 
 @pytest.fixture(scope="module")
@@ -168,20 +167,6 @@ def shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shard]:
 
 
 # What is changed.
-
-
-def places(value: Any, path: Path_ = ()) -> Iterator[Path_]:
-    """Yield the path of each value inside a header."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in items:
-        yield (*path, key)
-        yield from places(inner, (*path, key))
-
-
-def at(value: Any, path: Path_) -> Any:
-    for key in path:
-        value = value[key]
-    return value
 
 
 def nested(depth: int) -> Any:
@@ -206,9 +191,9 @@ VALUES = st.one_of(
 
 
 @st.composite
-def changes(draw: st.DrawFn, header: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
+def changes(draw: st.DrawFn, header: dict[str, Any]) -> Change:
     """Return what changes a header in one to three places."""
-    steps: list[tuple[str, Path_, Any]] = []
+    steps: list[tuple[str, tuple[Any, ...], Any]] = []
     every = list(places(header))
     for _ in range(draw(st.integers(1, 3))):
         way = draw(st.sampled_from(["replace", "replace", "delete", "add", "copy", "repeat", "off"]))
@@ -281,18 +266,12 @@ def look_at_the_rest(shard: Shard) -> None:
         read_trouble(objects, trouble.key)
 
 
-def changed_object(data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
-    body, footer = take_apart(data)
-    change(footer["header"])
-    return put_together(body, footer)
-
-
 @given(st.data())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_a_hostile_header_is_damage_and_nothing_else(shard: Shard, data: st.DataObject) -> None:
     key = data.draw(st.sampled_from(sorted(shard.objects)))
     change = data.draw(changes(take_apart(shard.objects[key])[1]["header"]))
-    hostile = changed_object(shard.objects[key], change)
+    hostile = with_header(shard.objects[key], change)
     tracemalloc.start()
     try:
         read_everything(shard, key, hostile)
@@ -349,7 +328,7 @@ LIES = (circle, follow_itself, later, twice, not_its_own, elsewhere, all_bytes, 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
 def test_a_commit_that_lies_is_named_by_whoever_reads_it(shard: Shard, lie: Change) -> None:
     """Restoring, the clean-up, the verification and the log agree, since they read commits in one place."""
-    hostile = changed_object(shard.objects[shard.newest], lie)  # type: ignore[arg-type]
+    hostile = with_header(shard.objects[shard.newest], lie)
     with pytest.raises(CorruptionError, match=shard.newest):
         shard.restored(shard.newest, hostile)
     shard._store({**shard.objects, shard.newest: hostile})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import struct
 from typing import Any
 
 import lz4.frame
@@ -12,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
 import pytest
-import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +19,7 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.run import Run
 from holdfast.errors import CorruptionError, InvalidArgumentError
 from holdfast.testing.state_rows import COUNTS, counts
+from tests.fuzz.forge import put_together, take_apart
 
 RUN = counts(*((f"user {i}", i) for i in range(50)))["counts"]
 P1 = Pointer(1, "aa")
@@ -43,12 +42,9 @@ def encoded(kind: str) -> bytes:
     return stored_file.encode(kind, header, parts)[0].to_pybytes()
 
 
-def reseal(data: bytes, footer: Any, *, version: int = 1, flags: int = 0, magic: bytes = b"HOLDFAST") -> bytes:
+def reseal(data: bytes, footer: object, **of_frame: int) -> bytes:
     """Return the file with another footer and a right digest, as somebody who knows the format could make it."""
-    size = struct.unpack("<I", data[-32:-28])[0]
-    text = footer if isinstance(footer, bytes) else json.dumps(footer).encode()
-    body = data[: -32 - size] + text + struct.pack("<IHH", len(text), flags, version)
-    return body + xxhash.xxh3_128(body).digest() + magic
+    return put_together(take_apart(data).body, footer, **of_frame)
 
 
 @pytest.mark.slow(1)

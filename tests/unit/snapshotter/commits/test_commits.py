@@ -14,9 +14,8 @@ import pyarrow as pa
 import pytest
 
 from holdfast.backends import stored_file
-from holdfast.backends.base import Pointer
+from holdfast.backends.base import Backend, Pointer
 from holdfast.backends.run import Run, merge_runs
-from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.errors import (
     CorruptionError,
     HoldfastError,
@@ -34,7 +33,8 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.version_reader import read_tables
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from holdfast.testing.state_rows import COUNTS, PAIRS, counts, run_of
-from tests.unit.snapshotter.commits.conftest import PREFIX, TABLES, Shard, lineage_of, with_header
+from tests.fuzz.forge import with_header
+from tests.unit.snapshotter.conftest import PREFIX, TABLES, Shard
 
 
 def test_what_is_held_locally_is_not_read_again(shard: Shard, elsewhere: Shard, storage: ObjectStorage) -> None:
@@ -86,7 +86,7 @@ def test_commits_made_while_a_snapshot_was_written_stay_in_the_chain(shard: Shar
     accepted = shard.grow(None, 2)
     first = shard.commit(accepted, ("ann", 1))
     second = shard.commit(first, ("bob", 2))
-    snapshot = shard.snapshot(accepted)
+    snapshot, _ = shard.snapshot(accepted)
     last = shard.commit(second, ("cem", 3))
     assert shard.chain(last) == [snapshot.key, *(f"commits/{p}" for p in (first, second, last))]
     assert elsewhere.state(last) == {"u0": 0, "u1": 1, "ann": 1, "bob": 2, "cem": 3}
@@ -112,7 +112,7 @@ def test_notes_of_snapshots_do_not_pile_up(shard: Shard, tmp_path: Path) -> None
     base = None
     for _ in range(8):
         base = shard.grow(base, 2)
-        newest = shard.snapshot(base)
+        newest, _ = shard.snapshot(base)
     assert [p.name for p in (tmp_path / "here" / "snapshots").iterdir()].count(str(newest.pointer)) == 1
     assert len(list((tmp_path / "here" / "snapshots").iterdir())) == 4
     assert shard.chain(shard.grow(base, 1))[0] == newest.key
@@ -133,7 +133,7 @@ def test_a_note_that_cannot_be_read_costs_nothing_but_work(shard: Shard, tmp_pat
 def test_two_executors_may_snapshot_one_version(shard: Shard, elsewhere: Shard, storage: ObjectStorage) -> None:
     base = shard.grow(None, 3)
     elsewhere.state(base)
-    snapshots = [one.snapshot(base) for one in (shard, elsewhere)]
+    snapshots = [one.snapshot(base)[0] for one in (shard, elsewhere)]
     assert snapshots[0].key != snapshots[1].key
     for one, other, snapshot in zip((shard, elsewhere), (elsewhere, shard), snapshots, strict=True):
         after = one.commit(base, ("ann", 1))
@@ -145,7 +145,7 @@ def test_a_chain_says_how_much_comes_with_each_object(shard: Shard, storage: Obj
     base = shard.grow(None, 2)
     shard.snapshot(base)
     last = shard.grow(base, 1)
-    snapshot, commit = lineage_of(shard, last).chain
+    snapshot, commit = shard.lineage(last).chain
     batch = pa.ipc.open_stream(pa.py_buffer(storage.get(f"{PREFIX}/{commit.key}"))).read_next_batch()
     assert batch.nbytes <= commit.content_bytes <= batch.nbytes + 1024
     assert snapshot.content_bytes == sum(info.size_bytes for info in storage.list(f"{PREFIX}/files/"))
@@ -180,7 +180,7 @@ class Steps:
         for name in ("apply", "load"):
             monkeypatch.setattr(backend, name, self._watched(backend, getattr(backend, name), name))
 
-    def _watched(self, backend: MemoryBackend, make: Callable[..., None], name: str) -> Callable[..., None]:
+    def _watched(self, backend: Backend, make: Callable[..., None], name: str) -> Callable[..., None]:
         def watched(*args: Any) -> None:
             make(*args)
             self.made.append(args[1] if name == "apply" else args[0])
@@ -198,7 +198,7 @@ def test_a_long_chain_is_restored_in_steps(
     if has_snapshot:
         shard.snapshot(base)
     last = shard.commit(shard.grow(base, 9), delete=["u1", "u5"])
-    chain = [e for e in lineage_of(shard, last).chain if e.kind == "commit"]
+    chain = [e for e in shard.lineage(last).chain if e.kind == "commit"]
     step_bytes = sum(entry.content_bytes for entry in chain[:3])
     steps = Steps(elsewhere, step_bytes, monkeypatch)
     assert elsewhere.state(last) == shard.state(last) == {f"u{i}": i for i in range(12) if i not in (1, 5)}
@@ -256,7 +256,7 @@ def test_steps_go_around_a_damaged_snapshot(shard: Shard, elsewhere: Shard, stor
     base: Pointer | None = None
     for number in range(3):
         base = shard.grow(base, 3)
-        entry = shard.snapshot(base)
+        entry, _ = shard.snapshot(base)
         if number:
             storage.delete([f"{PREFIX}/{entry.key}"])
     last = shard.grow(base, 3)
@@ -282,9 +282,9 @@ def test_a_damaged_snapshot_is_read_once(shard: Shard, elsewhere: Shard, storage
 def test_a_history_in_a_circle_ends(shard: Shard, elsewhere: Shard, storage: ObjectStorage) -> None:
     """Around a damaged snapshot each commit must be older than the one before."""
     base = shard.grow(None, 2)
-    storage.delete([f"{PREFIX}/{shard.snapshot(base).key}"])
+    storage.delete([f"{PREFIX}/{shard.snapshot(base)[0].key}"])
     last = shard.grow(base, 1)
-    newer = lineage_of(shard, shard.grow(last, 3)).chain[-1]
+    newer = shard.lineage(shard.grow(last, 3)).chain[-1]
     path = f"{PREFIX}/commits/{last}"
     altered = with_header(bytes(storage.get(path)), lambda header: header.update(last=newer.to_json()))
     storage.delete([path])

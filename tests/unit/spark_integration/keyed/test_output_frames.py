@@ -24,6 +24,7 @@ from holdfast.spark_integration.keyed import frame_blocks, frame_templates
 from holdfast.spark_integration.keyed.frame_blocks import CONSTRUCTORS, Template, anatomy
 from holdfast.spark_integration.keyed.frame_templates import by_templates
 from holdfast.spark_integration.keyed.frames import GATHERED_FRAMES, FrameFormat, OutputFrames
+from tests.fuzz.test_frame_templates import filled_columns
 
 ZONE = FrameFormat("America/New_York")
 
@@ -278,15 +279,7 @@ def fresh() -> Iterator[None]:
 @pytest.fixture
 def from_template(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
     """The columns of each frame that was made from a template."""
-    made: list[list[Any]] = []
-    filled = Template.filled
-
-    def noted(self: Template, columns: list[Any], *args: Any) -> Any:
-        made.append(columns)
-        return filled(self, columns, *args)
-
-    monkeypatch.setattr(Template, "filled", noted)
-    return made
+    return filled_columns(monkeypatch)
 
 
 def test_pandas_is_itself_whenever_the_generator_is_not_running() -> None:
