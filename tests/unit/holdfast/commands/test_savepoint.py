@@ -185,40 +185,6 @@ def test_what_is_not_there_needs_no_confirmation(target: ObjectStorage, tmp_path
         invoke("delete", tmp_path, "notes", *how, said="")
 
 
-@pytest.mark.parametrize("command", ["create", "from-spark"])
-def test_a_name_that_is_taken_is_told_before_a_spark_starts(
-    target: ObjectStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
-    """It takes half a minute to start."""
-    a_savepoint(target, "one")
-    target.put("query/metadata", b'{"id": "cb5e9d3c-9e6a-4f6e-9a94-0d5d1b6f7b16"}')
-    monkeypatch.setattr("holdfast.commands.own_spark.started_spark", _no_spark)
-    monkeypatch.setattr("holdfast.commands.savepoint.started_spark", _no_spark)
-    own = ["--operator", "totals"] if command == "from-spark" else ["--state-dir", tmp_path / "state"]
-    with pytest.raises(ConflictError, match="there is a savepoint of this name"):
-        invoke(command, tmp_path / "query", "--to", tmp_path, "--name", "one", *own, "--conf", "spark.app.name=x")
-
-
-def test_a_query_on_holdfast_starts_no_spark_to_be_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark's metadata tells that its groups hold pointers; and which micro-batches there are."""
-    with open_storage(str(tmp_path / "query")) as location:
-        location.put("metadata", b'{"id": "cb5e9d3c-9e6a-4f6e-9a94-0d5d1b6f7b16"}')
-        location.put("offsets/0", b'v1\n{"conf":{}}\n-')
-        location.put("commits/0", b'v1\n{"nextBatchWatermarkMs":0}')
-        location.put("state/0/_metadata/metadata", metadata_of_groups(0, 2))
-        location.put("state/0/0/_metadata/schema", schema_of_groups(has_timeout=False))
-    monkeypatch.setattr("holdfast.commands.savepoint.started_spark", _no_spark)
-    named = ["--to", tmp_path, "--name", "one", "--operator", "totals"]
-    with pytest.raises(InvalidArgumentError, match="is holdfast's already"):
-        invoke("from-spark", tmp_path / "query", *named)
-    with pytest.raises(NotFoundError, match="this micro-batch is not committed"):
-        invoke("from-spark", tmp_path / "query", *named, "--batch", "7")
-    with open_storage(str(tmp_path / "state")) as states:
-        put_record(states)
-    with pytest.raises(InvalidArgumentError, match="this is a state directory: name the checkpointLocation"):
-        invoke("from-spark", tmp_path / "state", *named)
-
-
 @pytest.mark.parametrize("how", [["create"], ["delete", "--yes"]], ids=" ".join)
 def test_a_savepoint_is_looked_for_once(
     target: ObjectStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: list[str]
@@ -241,10 +207,6 @@ def test_a_savepoint_is_looked_for_once(
     else:
         assert "objects deleted" in invoke("delete", tmp_path, "one", "--yes").output
     assert looked == []
-
-
-def _no_spark(*_: object) -> None:
-    pytest.fail("a Spark was started")
 
 
 def test_what_differs_ends_with_1(target: ObjectStorage, tmp_path: Path) -> None:
@@ -280,15 +242,6 @@ def test_keys_that_differ_are_json_as_look_ups_print_it(target: ObjectStorage, t
     assert found["tables"][0]["keys"]["added"] == [{"b": "+/8=", "x": "nan", "at": "2026-11-25T01:02:03+00:00"}]
 
 
-@pytest.mark.parametrize("given", [["totals", "sums"], ["0=totals", "0=sums"], ["first=totals"], ["0="]], ids=str)
-def test_operators_of_spark_are_named_once(given: list[str]) -> None:
-    """Before a Spark starts that would look for them."""
-    names = [text for name in given for text in ("--operator", name)]
-    found = CliRunner().invoke(savepoint, ["from-spark", "/nowhere", "--to", "/here", "--name", "one", *names])
-    assert isinstance(found.exception, InvalidArgumentError)
-    assert "NUMBER=NAME" in str(found.exception)
-
-
 @pytest.mark.parametrize(
     ("given", "aggregates", "window"),
     [
@@ -320,61 +273,6 @@ def test_what_spark_does_not_keep_of_aggregations_is_handed_on(
     found = CliRunner().invoke(savepoint, ["from-spark", str(tmp_path), *named, *shlex.split(given)])
     assert isinstance(found.exception, NotFoundError)
     assert (handed["aggregates"], handed["window"]) == (aggregates, window)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        ["--aggregate", "count"],
-        ["--aggregate", "n=count", "--aggregate", "n=max"],
-        ["--aggregate", "n=count", "--aggregate", "1.n=max"],
-        ["--window", "first=1 hour"],
-    ],
-    ids=str,
-)
-def test_an_aggregation_that_is_not_clear_starts_no_spark(tmp_path: Path, given: list[str]) -> None:
-    named = ["--to", str(tmp_path), "--name", "one", "--operator", "hours"]
-    found = CliRunner().invoke(savepoint, ["from-spark", str(tmp_path), *named, *given])
-    assert isinstance(found.exception, InvalidArgumentError)
-    assert given[0] in str(found.exception)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [(["onee"], "one"), (["one", "--skip", "total"], "totals"), (["one", "--rename", "a=b"], "operator=a")],
-)
-def test_a_restore_of_what_is_not_there_starts_no_spark(
-    target: ObjectStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], said: str
-) -> None:
-    """A misspelt name is found in milliseconds."""
-    a_savepoint(target, "one")
-    monkeypatch.delattr("holdfast.commands.own_spark.started_spark")
-    places = ["--state-dir", str(tmp_path / "state"), "--checkpoint-location", str(tmp_path / "new")]
-    with pytest.raises(NotFoundError, match=said):
-        invoke("restore", tmp_path, *given, *places)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        ["savepoint", "create", "{}/nowhere", "--to", "{}", "--name", "one", "--state-dir", "{}/durable"],
-        ["savepoint", "from-spark", "{}/nowhere", "--to", "{}", "--name", "one", "--operator", "totals"],
-        ["rescale", "{}/nowhere", "--checkpoint-location", "{}/new", "--shards", "2", "--state-dir", "{}/durable"],
-        ["export", "{}/nowhere", "--to", "{}/new", "--operator", "totals", "--state-dir", "{}/durable"],
-        ["export", "{}/nowhere", "--to", "{}/new"],
-        ["export", "{}/one", "--to", "{}/new", "--columns", "amount", "--operator", "totals"],
-    ],
-    ids=lambda given: " ".join(given[:3]),
-)
-def test_what_is_not_there_starts_no_spark_that_is_configured(
-    target: ObjectStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str]
-) -> None:
-    """With --conf Spark does the work, and took half a minute to say that a path is misspelt."""
-    a_savepoint(target, "one")
-    for command in ("export", "own_spark", "savepoint"):
-        monkeypatch.delattr(f"holdfast.commands.{command}.started_spark")
-    with pytest.raises((NotFoundError, InvalidArgumentError)):
-        group.main([one.format(tmp_path) for one in [*given, "--conf", "spark.a=b"]], standalone_mode=False)
 
 
 def test_diff_takes_savepoints_by_their_places(target: ObjectStorage, tmp_path: Path) -> None:
@@ -540,27 +438,83 @@ def test_csv_holds_text_and_times_and_says_what_it_cannot(tmp_path: Path) -> Non
     assert pq.read_table(tmp_path / "none").schema.names == ["k", "list", "raw", "at", "shard"]
 
 
-@pytest.mark.parametrize(
-    ("how", "error", "words"),
-    [
-        ("delta", InvalidArgumentError, "this needs a package that is not installed.*missing=deltalake"),
-        ("delta --to held", ConflictError, "an exported table needs a new directory.*holds=a"),
-        ("csv --conf spark.app.name=x", InvalidArgumentError, "CSV cannot hold.*columns='list, raw'"),
-        ("csv", InvalidArgumentError, "CSV cannot hold.*columns='list, raw'"),
-    ],
-    ids=["package", "directory", "columns", "columns without Spark"],
-)
-def test_what_needs_no_spark_is_told_before_one_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, error: type[HoldfastError], words: str
+MISTAKES: list[tuple[str, type[HoldfastError] | tuple[type[HoldfastError], ...], str]] = [
+    # A name that is taken.
+    ("savepoint create {}/query {name} --state-dir {}/state {conf}", ConflictError, "a savepoint of this name"),
+    ("savepoint from-spark {}/query {name} --operator totals {conf}", ConflictError, "a savepoint of this name"),
+    # A query on holdfast: Spark's metadata tells that its groups hold pointers, and which micro-batches there are.
+    ("savepoint from-spark {}/query {new} --operator totals", InvalidArgumentError, "is holdfast's already"),
+    ("savepoint from-spark {}/query {new} --operator totals --batch 7", NotFoundError, "is not committed"),
+    ("savepoint from-spark {}/state {new} --operator totals", InvalidArgumentError, "this is a state directory: name"),
+    # Spark's operators, which are named once, and its aggregations.
+    *(
+        (f"savepoint from-spark /nowhere --to /here --name one {names}", InvalidArgumentError, "NUMBER=NAME")
+        for names in (
+            *("--operator totals --operator sums", "--operator 0=totals --operator 0=sums"),
+            *("--operator first=totals", "--operator 0="),
+        )
+    ),
+    *(
+        (f"savepoint from-spark {{}}/empty {{new}} --operator hours {given}", InvalidArgumentError, given.split()[0])
+        for given in (
+            *("--aggregate count", "--aggregate n=count --aggregate n=max", "--aggregate n=count --aggregate 1.n=max"),
+            "--window 'first=1 hour'",
+        )
+    ),
+    # What a restore shall change.
+    ("savepoint restore {} onee {places}", NotFoundError, "one"),
+    ("savepoint restore {} one --skip total {places}", NotFoundError, "totals"),
+    ("savepoint restore {} one --rename a=b {places}", NotFoundError, "operator=a"),
+    # What is not there: with --conf Spark does the work, and took half a minute to say that a path is misspelt.
+    *(
+        (f"{command} --conf spark.a=b", (NotFoundError, InvalidArgumentError), "nowhere|amount")
+        for command in (
+            "savepoint create {}/nowhere {name} --state-dir {}/durable",
+            "savepoint from-spark {}/nowhere {name} --operator totals",
+            "rescale {}/nowhere --checkpoint-location {}/new --shards 2 --state-dir {}/durable",
+            "export {}/nowhere --to {}/new --operator totals --state-dir {}/durable",
+            "export {}/nowhere --to {}/new",
+            "export {}/one --to {}/new --columns amount --operator totals",
+        )
+    ),
+    # What cannot be exported so.
+    ("export {}/one --to {}/new --format delta --operator totals", InvalidArgumentError, "missing=deltalake"),
+    ("export {}/one --to {}/held --format delta --operator totals", ConflictError, "needs a new directory.*holds=a"),
+    *(
+        (
+            f"export {{}}/nested --operator totals --to {{}}/new --format csv {conf}",
+            InvalidArgumentError,
+            "CSV cannot.*'list, raw'",
+        )
+        for conf in ("", "--conf spark.app.name=x")
+    ),
+]
+
+
+@pytest.mark.parametrize(("command", "error", "words"), MISTAKES)
+def test_a_mistake_is_told_before_a_spark_starts(
+    target: ObjectStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, error: Any, words: str
 ) -> None:
     """It takes half a minute to start."""
-    with open_storage(str(tmp_path)) as target:
-        a_savepoint(target, "one", *(((NESTED,), nested_rows()) if "csv" in how else ()))
-        target.put("held/a", b"?")
-    monkeypatch.setattr("holdfast.commands.export.started_spark", lambda *_: pytest.fail("a Spark was started"))
+    a_savepoint(target, "one")
+    a_savepoint(target, "nested", (NESTED,), nested_rows())
+    put_record(PrefixedStorage(target, "state"))
+    target.put("held/a", b"?")
+    location = PrefixedStorage(target, "query")
+    location.put("metadata", b'{"id": "cb5e9d3c-9e6a-4f6e-9a94-0d5d1b6f7b16"}')
+    location.put("offsets/0", b'v1\n{"conf":{}}\n-')
+    location.put("commits/0", b'v1\n{"nextBatchWatermarkMs":0}')
+    location.put("state/0/_metadata/metadata", metadata_of_groups(0, 2))
+    location.put("state/0/0/_metadata/schema", schema_of_groups(has_timeout=False))
+    for module in ("export", "own_spark", "savepoint"):
+        started = f"holdfast.commands.{module}.started_spark"
+        monkeypatch.setattr(started, lambda *_: pytest.fail("a Spark was started"))
     if "deltalake" in words:
         monkeypatch.delitem(sys.modules, "holdfast.spark_integration.sinks.delta.exporting", raising=False)
         monkeypatch.setitem(sys.modules, "deltalake", None)
-    monkeypatch.chdir(tmp_path)
+    places = "--state-dir {}/fresh --checkpoint-location {}/new"
+    for name, stands_for in {"name": "--to {} --name one", "new": "--to {} --name new", "places": places}.items():
+        command = command.replace(f"{{{name}}}", stands_for)
+    command = command.replace("{conf}", "--conf spark.app.name=x").replace("{}", str(tmp_path))
     with pytest.raises(error, match=words):
-        exported("one", "--operator", "totals", "--to", "new", "--format", *how.split())
+        group.main(shlex.split(command), standalone_mode=False)
