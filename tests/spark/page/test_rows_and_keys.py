@@ -28,6 +28,7 @@ from tests.spark.conftest import Lab, configured, count_and_sum
 from tests.tiers import cases
 from tests.unit.holdfast.commands.conftest import document, put_record, run
 from tests.unit.holdfast.ui.places import TOKEN, opened, served
+from tests.unit.holdfast.ui.test_views import text
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow(20)]
 
@@ -299,9 +300,7 @@ def inspected(lab: Lab, status: int = 0) -> dict[str, Any]:
 
 def seen(lab: Lab, view: str = "") -> str:
     with opened(lab.folder / "durable", lab.folder / "query", local_dir=str(lab.local)) as page:
-        answer = page.get(f"/{TOKEN}/{view}")
-        assert answer.status_code == 200
-        return " ".join(re.sub(r"<[^>]+>", " ", answer.text).split())
+        return text(page, view)
 
 
 def test_a_failed_micro_batch_is_seen_until_it_is_committed(lab: Lab) -> None:

@@ -12,14 +12,10 @@ import pytest
 from flask.testing import FlaskClient
 
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.ui import inquiry
-from holdfast.ui.app import make_app
-from holdfast.ui.site import Directory, Live, Site, looks_at_once
+from holdfast.ui.site import Directory, Live, Site
 from tests.unit.holdfast.ui import sample_state
-from tests.unit.holdfast.ui.places import SiteOf
-
-TOKEN = "0123456789abcdef"
+from tests.unit.holdfast.ui.places import SiteOf, opened
 
 
 @pytest.fixture(scope="session")
@@ -30,15 +26,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def open_page() -> Iterator[Callable[..., FlaskClient]]:
     with ExitStack() as stack:
-
-        def opened(*roots: Path) -> FlaskClient:
-            requests = stack.enter_context(ThreadPoolExecutor(4))
-            surveys = stack.enter_context(ThreadPoolExecutor(looks_at_once(len(roots))))
-            storages = [stack.enter_context(open_storage(str(root))) for root in roots]
-            site = Site(tuple(Directory.of(n, one, requests, surveys) for n, one in enumerate(storages)), Live(list))
-            return make_app(site, TOKEN, ["localhost"]).test_client()
-
-        yield opened
+        yield lambda *roots: stack.enter_context(opened(*roots))
 
 
 @pytest.fixture

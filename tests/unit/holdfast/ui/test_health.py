@@ -26,8 +26,7 @@ from tests.model.shard_history import ShardHistory
 from tests.unit.holdfast.commands.conftest import document, put_record, run
 from tests.unit.holdfast.health import in_four_states
 from tests.unit.holdfast.health.in_four_states import claim, put_claim
-from tests.unit.holdfast.ui.conftest import TOKEN
-from tests.unit.holdfast.ui.places import SiteOf, Stored, location
+from tests.unit.holdfast.ui.places import TOKEN, SiteOf, Stored, location
 from tests.unit.holdfast.ui.test_views import text
 
 OpenPage = Callable[..., FlaskClient]
@@ -121,7 +120,7 @@ def test_a_failed_micro_batch_is_told_in_words(open_page: OpenPage, tmp_path: Pa
     root = in_four_states.make(tmp_path, "failing")
     page = open_page(root)
     told = "totals/shard-0002: micro-batch 42 failed"
-    error = "ValueError: could not convert string to float: &#39;n/a&#39;"
+    error = "ValueError: could not convert string to float: 'n/a'"
     for view in ("", "0/totals/", "0/totals/shard/2"):
         shown = text(page, view)
         assert shown.count(told) == 1
@@ -214,7 +213,12 @@ def test_types_are_sparks(open_page: OpenPage, tmp_path: Path) -> None:
 def test_a_damaged_record_is_a_failing_query(open_page: OpenPage, tmp_path: Path) -> None:
     root = in_four_states.make(tmp_path / "state", "running")
     (root / "totals/operator").write_bytes(b"no record")
-    assert "Failing The record of totals cannot be read." in text(open_page(root))
+    page = open_page(root)
+    shown = text(page)
+    assert "Failing The record of totals cannot be read." in shown
+    assert "Does anything fail? Yes The record of totals cannot be read" in shown
+    assert "record cannot be read" in text(page, "0/totals/")
+    text(page, "0/totals/upkeep", 500)
     (query,) = document("inspect", root, status=1)["queries"]
     assert query["state"] == "failing"
 

@@ -13,9 +13,8 @@ from playwright.sync_api import Browser, Route, expect
 from holdfast.snapshotter.storage.opening import open_storage
 from tests.browser import DESKTOP, PHONE, Shown, accessibility_findings, shown
 from tests.tiers import cases
-from tests.unit.holdfast.commands.conftest import put_record
 from tests.unit.holdfast.health import in_four_states
-from tests.unit.holdfast.ui.places import served
+from tests.unit.holdfast.ui.places import directory, served
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow(30)]
 
@@ -47,8 +46,7 @@ def address(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         shutil.copytree(sample, root / name)
     next((root / "damage/totals/shard-0003/commits").iterdir()).write_bytes(b"no commit")
     (root / "record/totals/operator").write_bytes(b"no record")
-    with open_storage(str(root / "empty")) as storage:
-        put_record(storage)
+    directory(root / "empty")
     with served(sample, root / "damage", root / "record", root / "empty") as address:
         yield address
 
@@ -89,8 +87,7 @@ def test_it_follows_a_query_that_runs(browser: Browser, sample: Path, tmp_path: 
     with served(root) as address, shown(browser, f"{address}?follow=1", DESKTOP) as it:
         it.page.focus("main a")
         at = it.page.evaluate("document.activeElement.href")
-        with open_storage(str(root)) as storage:
-            put_record(storage, "newcomer")
+        directory(root, "newcomer")
         it.page.wait_for_selector("text=newcomer", timeout=20_000)
         assert it.page.evaluate("document.activeElement.href") == at
         assert it.errors == []
@@ -132,8 +129,7 @@ def test_it_waits_for_a_query_by_itself(browser: Browser, tmp_path: Path, width:
         assert "Nothing to show yet" in it.page.inner_text("main")
         assert accessibility_findings(it.page) == []
         assert it.page.evaluate("document.documentElement.scrollWidth") == width
-        with open_storage(str(tmp_path / "state")) as storage:
-            put_record(storage, "newcomer")
+        directory(tmp_path / "state", "newcomer")
         it.page.wait_for_selector("text=newcomer", timeout=20_000)
         assert it.errors == []
 
@@ -170,17 +166,6 @@ def test_the_colours_are_those_of_the_scheme(browser: Browser, address: str) -> 
         bright = light.page.evaluate(colour)
     with shown(browser, f"{address}0/totals/", DESKTOP, "dark") as dark:
         assert dark.page.evaluate(colour) != bright
-
-
-def test_nothing_runs_from_state(browser: Browser, address: str) -> None:
-    """A script in stored text is text: nothing is run, and nothing refused, since nothing tried."""
-    with shown(browser, f"{address}0/totals/", DESKTOP) as it:
-        dialogs: list[str] = []
-        it.page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
-        it.page.reload()
-        assert it.page.locator("text=<script>alert(1)</script>").count() == 1
-        assert dialogs == []
-        assert it.errors == []
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,16 +27,14 @@ from holdfast.spark_integration.client.connection import over_executors
 from holdfast.spark_integration.client.messages import RecentBatch
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from holdfast.ui import inquiry
-from holdfast.ui.app import trusted_hosts
+from holdfast.ui.app import make_app, trusted_hosts
 from holdfast.ui.inquiry import Patience
 from holdfast.ui.overview import overview
-from holdfast.ui.site import BATCHES_MAX, SHOWN_MS, Directory, Live
+from holdfast.ui.site import BATCHES_MAX, SHOWN_MS, Directory, Live, Site
 from tests.model.shard_history import ShardHistory
 from tests.servers.programs import wait_until
 from tests.unit.holdfast.commands.conftest import put_record, run
-from tests.unit.holdfast.ui.conftest import TOKEN
-from tests.unit.holdfast.ui.places import TOKEN as SERVED_TOKEN
-from tests.unit.holdfast.ui.places import SiteOf, Stored, directory, location, opened
+from tests.unit.holdfast.ui.places import TOKEN, SiteOf, Stored, directory, location, opened
 
 
 @pytest.mark.usefixtures("at_once")
@@ -141,7 +140,7 @@ def test_some_noted_locations_are_opened(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("holdfast.ui.site.location_of", agrees)
     with opened(tmp_path / "state") as page:
         assert len(looked) < 16
-        assert page.get(f"/{SERVED_TOKEN}/").status_code == 200
+        assert page.get(f"/{TOKEN}/").status_code == 200
 
 
 @pytest.mark.usefixtures("at_once")
@@ -298,8 +297,7 @@ def test_an_address_that_this_machine_does_not_have(sample: Path) -> None:
 
 def test_a_directory_that_may_not_be_read(sample: Path, tmp_path: Path) -> None:
     """Denied access is an error of its own, not an empty directory."""
-    with open_storage(str(tmp_path / "state")) as storage:
-        put_record(storage)
+    directory(tmp_path / "state")
     if os.getuid() == 0:
         pytest.skip("root may read everything")
     (tmp_path / "state").chmod(0)
@@ -310,13 +308,12 @@ def test_a_directory_that_may_not_be_read(sample: Path, tmp_path: Path) -> None:
 
 
 def test_a_newer_format_is_named(tmp_path: Path, open_page: object) -> None:
-    with open_storage(str(tmp_path)) as storage:
-        put_record(storage)
+    directory(tmp_path)
     record = tmp_path / "totals/operator"
     data = bytearray(record.read_bytes())
     data[-26:-24] = (9).to_bytes(2, "little")
     record.write_bytes(data)
-    shown = open_page(tmp_path).get("/0123456789abcdef/0/totals/").text  # type: ignore[operator]
+    shown = open_page(tmp_path).get(f"/{TOKEN}/0/totals/").text  # type: ignore[operator]
     assert "version" in shown
     assert "9" in shown
 
@@ -454,7 +451,7 @@ def test_what_a_view_names_may_be_gone(open_page: Callable[..., FlaskClient], wh
         require_answers(page, victim.name)
 
 
-def test_a_directory_of_foreign_files(open_page: Callable[..., FlaskClient], tmp_path: Path) -> None:
+def test_a_directory_of_foreign_files(tmp_path: Path) -> None:
     for name in (
         "totals/shard-0003/commits/17-xyz",
         "totals/shard-00003/commits/1-aa",
@@ -464,7 +461,9 @@ def test_a_directory_of_foreign_files(open_page: Callable[..., FlaskClient], tmp
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"\x00" * 100)
-    answer = open_page(tmp_path).get(f"/{TOKEN}/")
+    with open_storage(str(tmp_path)) as storage, ThreadPoolExecutor(8) as threads:
+        site = Site([Directory.of(0, storage, threads, threads)], Live(list))
+        answer = make_app(site, TOKEN, ["localhost"]).test_client().get(f"/{TOKEN}/")
     assert answer.status_code == 200
     assert "holds no holdfast state" in answer.text
     with pytest.raises(HoldfastError), opened(tmp_path):
@@ -477,4 +476,4 @@ def test_a_file_that_looks_like_a_querys_makes_no_directory_one(whole: Path, tmp
     root = shutil.copytree(whole, tmp_path / "state")
     (root / "metadata").write_bytes(text)
     with opened(root) as page:
-        assert "totals" in page.get(f"/{SERVED_TOKEN}/").text
+        assert "totals" in page.get(f"/{TOKEN}/").text

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import html
 import json
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +24,7 @@ from tests.servers.programs import wait_until
 from tests.unit.holdfast.commands.conftest import put_record, run
 from tests.unit.holdfast.ui.places import TOKEN, SiteOf, Stored, directory, location, opened
 from tests.unit.holdfast.ui.sample_state import QUERY
+from tests.unit.holdfast.ui.test_views import text
 
 pytestmark = pytest.mark.usefixtures("at_once")
 
@@ -48,10 +47,9 @@ def page_of(site: Site) -> FlaskClient:
 def shown(page: FlaskClient, view: str = "") -> str:
     """Open a view in time; return what it says."""
     begun = time.monotonic()
-    answer = page.get(f"/{TOKEN}/{view}")
+    found = text(page, view)
     assert time.monotonic() - begun < VIEW_S, view
-    assert answer.status_code == 200, answer.text
-    return said(answer.text)
+    return found
 
 
 @pytest.mark.slow(3)
@@ -62,8 +60,8 @@ def test_a_hanging_directory_holds_up_no_query(tmp_path: Path, site_of: SiteOf, 
     site = site_of([location(tmp_path / "query"), hangs], lambda _query, _home: Stored())
     page = page_of(site)
     for _ in range(3):
-        text = shown(page)
-        assert "the storage has not answered yet" in text
+        told = shown(page)
+        assert "the storage has not answered yet" in told
         assert "other" in shown(page, "1/other/")
     assert sum(one.keys == ("totals/operator",) for one in hangs.operations) == 1
     places = [location(tmp_path / "query"), hangs, directory(tmp_path / "state")]
@@ -87,9 +85,9 @@ def test_a_hanging_query_holds_up_no_view(tmp_path: Path, site_of: SiteOf, answe
 
     page = page_of(site_of(places, join))
     for _ in range(3):
-        text = shown(page)
-        assert f"{tmp_path}/hangs the storage has not answered yet" in text
-        assert f"{tmp_path}/query 0" in text
+        told = shown(page)
+        assert f"{tmp_path}/hangs the storage has not answered yet" in told
+        assert f"{tmp_path}/query 0" in told
         assert "totals" in shown(page, "2/totals/")
     answers.set()
     wait_until(lambda: "Micro-batch 0 is running or has failed; waiting for its commit." in shown(page), list)
@@ -122,9 +120,9 @@ def test_of_a_query_that_hangs_the_last_answer_stays(tmp_path: Path, site_of: Si
     stored.answers.clear()
     try:
         for _ in range(3):
-            text = shown(page)
-            assert f"{tmp_path}/one as of" in text
-            assert f"{tmp_path}/two 0" in text
+            told = shown(page)
+            assert f"{tmp_path}/one as of" in told
+            assert f"{tmp_path}/two 0" in told
         begun = time.monotonic()
         found = site.directory(2).query_of("sessions", inquiry.Patience.of_a_view())
         assert time.monotonic() - begun < VIEW_S
@@ -156,9 +154,9 @@ def test_a_hanging_place_leaves_the_others_time(tmp_path: Path, site_of: SiteOf,
     page = page_of(site_of([empty, state, location(tmp_path / "query")], lambda _query, _home: Stored()))
     empty.faults.append(Fault("delay", times=None, wait=answers.wait))
     put_record(state, "sessions")
-    text = shown(page)
-    assert "sessions" in text
-    assert f"{tmp_path}/query 0" in text
+    told = shown(page)
+    assert "sessions" in told
+    assert f"{tmp_path}/query 0" in told
     assert empty.faults[0].hits
 
 
@@ -178,29 +176,20 @@ def plan(location: Path, batch_id: int = 0) -> None:
     (location / f"offsets/{batch_id}").write_text(f'v1\n{json.dumps(planned)}\n{{"logOffset":0}}')
 
 
-def said(text: str) -> str:
-    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split())
-
-
 def test_what_is_empty_may_become_anything(tmp_path: Path) -> None:
     """Two empty places: the page says so, follows by itself, and knows each as soon as it is something."""
     state, location = tmp_path / "state", tmp_path / "query"
     with opened(location, state) as page:
-        text = page.get(FIRST).text
-        assert said(text).count("Empty, or it does not exist") == 2
-        assert 'data-follow="5"' in text
+        assert text(page).count("Empty, or it does not exist") == 2
+        assert 'data-follow="5"' in page.get(FIRST).text
         assert 'data-follow="0"' in page.get(f"{FIRST}?follow=0").text
         begin(location)
-        assert "The query has not planned a micro-batch yet; waiting for its first commit." in said(
-            page.get(FIRST).text
-        )
+        assert "The query has not planned a micro-batch yet; waiting for its first commit." in text(page)
         plan(location)
-        assert "Micro-batch 0 is running or has failed; waiting for its commit." in said(page.get(FIRST).text)
-        with open_storage(str(state)) as storage:
-            put_record(storage)
-        text = page.get(FIRST).text
-        assert "Empty" not in said(text)
-        assert ">totals</a>" in text
+        assert "Micro-batch 0 is running or has failed; waiting for its commit." in text(page)
+        directory(state)
+        assert "Empty" not in text(page)
+        assert ">totals</a>" in page.get(FIRST).text
         assert page.get(f"{FIRST}1/totals/").status_code == 200
         assert page.get(f"{FIRST}0/totals/").status_code == 404
 
@@ -210,14 +199,13 @@ def test_a_query_alone_is_shown_with_its_directory(tmp_path: Path) -> None:
     with opened(tmp_path / "query") as page:
         assert "Empty" in page.get(FIRST).text
         begin(tmp_path / "query")
-        assert "start the page with the state directory, too" in said(page.get(FIRST).text)
+        assert "start the page with the state directory, too" in text(page)
     (tmp_path / "query/metadata").unlink()
     with opened(tmp_path / "query", state_dir=tmp_path / "state") as page:
-        assert said(page.get(FIRST).text).count("Empty, or it does not exist") == 2
+        assert text(page).count("Empty, or it does not exist") == 2
         begin(tmp_path / "query")
-        assert "waiting for its first commit" in said(page.get(FIRST).text)
-        with open_storage(str(tmp_path / "state")) as storage:
-            put_record(storage)
+        assert "waiting for its first commit" in text(page)
+        directory(tmp_path / "state")
         assert ">totals</a>" in page.get(FIRST).text
 
 
@@ -229,8 +217,7 @@ def test_a_directory_that_is_a_query(tmp_path: Path) -> None:
 
 
 def test_a_place_that_is_named_twice(tmp_path: Path) -> None:
-    with open_storage(str(tmp_path / "state")) as storage:
-        put_record(storage)
+    directory(tmp_path / "state")
     with opened(tmp_path / "state", tmp_path / "state/../state") as page:
         assert ">Operators</h2>" in page.get(FIRST).text  # else each has its place for a heading
 
@@ -242,8 +229,7 @@ def test_what_a_query_stores_first_is_no_foreign_file(tmp_path: Path) -> None:
         storage.put("_queries/0f1e2d3c", b"origin")
     with opened(tmp_path / "state") as page:
         assert "Nothing to show yet" in page.get(FIRST).text
-        with open_storage(str(tmp_path / "state")) as storage:
-            put_record(storage, "sessions")
+        directory(tmp_path / "state", "sessions")
         assert ">sessions</a>" in page.get(FIRST).text
         assert "not holdfast's" not in page.get(FIRST).text
 
@@ -254,30 +240,28 @@ def test_a_record_that_was_deleted(tmp_path: Path) -> None:
         put_record(storage)
         storage.put("sessions/shard-0000/commits/1-0123456789abcdef", b"commit")
     with opened(tmp_path / "state") as page:
-        assert "without an operator record: sessions. Their state cannot be used." in said(page.get(FIRST).text)
-        assert "Does anything fail? Yes The record of sessions is gone" in said(page.get(FIRST).text)
+        assert "without an operator record: sessions. Their state cannot be used." in text(page)
+        assert "Does anything fail? Yes The record of sessions is gone" in text(page)
         assert "not holdfast's" not in page.get(FIRST).text
         (tmp_path / "state/totals/operator").unlink()
         (tmp_path / "state/totals").rmdir()
-        assert "without an operator record: sessions. Their state cannot be used." in said(page.get(FIRST).text)
+        assert "without an operator record: sessions. Their state cannot be used." in text(page)
 
 
 def test_a_directory_that_is_emptied(tmp_path: Path, sample: Path) -> None:
-    with open_storage(str(tmp_path / "state")) as storage:
-        put_record(storage, "mine")
+    directory(tmp_path / "state", "mine")
     with opened(tmp_path / "state", sample) as page:
         assert ">mine</a>" in page.get(FIRST).text
         (tmp_path / "state/mine/operator").unlink()
-        text = said(page.get(FIRST).text)
-        assert "Waiting for" in text
-        assert "mine" not in text
+        told = text(page)
+        assert "Waiting for" in told
+        assert "mine" not in told
         assert page.get(f"{FIRST}0/mine/").status_code == 404
 
 
 def test_a_damaged_log_is_told_at_the_start(tmp_path: Path) -> None:
     """Waiting does not help there, so the command ends with it."""
-    with open_storage(str(tmp_path / "state")) as storage:
-        put_record(storage)
+    directory(tmp_path / "state")
     plan(begin(tmp_path / "query"))
     (tmp_path / "query/commits").mkdir()
     (tmp_path / "query/commits/0").write_text("no log")
