@@ -7,10 +7,10 @@
     their state ─────────────────────────────────┘                │
                                                                   └─▶ windows that are over ─▶ append: these
 
-At definition, Spark resolves it as its own aggregation, which gives the output's schema, and computes keys, windows and
-arguments before the shuffle::
+At definition, Spark resolves it as its own aggregation, which gives the output's schema, and computes keys, panes and
+arguments before the shuffle; a pane is the window, unless windows overlap (`panes.py`)::
 
-    df ─▶ keys, window_start, end, arguments ─▶ shards ─▶ keys, window, aggregates
+    df ─▶ keys, start and end of the pane, arguments ─▶ shards ─▶ keys, window, aggregates
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructField, StructType
 
@@ -39,8 +39,9 @@ from holdfast.spark_integration.operators.accumulators import (
     state_types,
 )
 from holdfast.spark_integration.operators.aggregates import Aggregate
+from holdfast.spark_integration.operators.panes import WindowPlaces
 from holdfast.spark_integration.operators.partial import PartialAggregation, received_states
-from holdfast.spark_integration.plan.arguments import Mode, after_1970, checked_mode, has_no_result
+from holdfast.spark_integration.plan.arguments import Mode, checked_mode, has_no_result
 from holdfast.spark_integration.plan.definition import BEHIND_ANOTHER, KeyedRows, operator_plan
 from holdfast.spark_integration.plan.event_time import time_column_of
 from holdfast.spark_integration.plan.grouping_keys import Grouping, Key
@@ -60,8 +61,7 @@ class Window:
     """The windows of an aggregation."""
 
     column: str  #: Of the output: a struct of start and end
-    length_us: int
-    definition: str  #: What a restart must not change
+    places: WindowPlaces
     is_watched: bool  #: Whether there is a watermark, so that windows are over some time
 
 
@@ -82,7 +82,8 @@ class Aggregation(OperatorFunction):
     @property
     def before_shuffle(self) -> PartialAggregation:
         """What becomes of the rows before they reach a shard."""
-        return PartialAggregation(self.accumulators, self._state, WINDOW_END if self._has_ends else None)
+        places = self.window.places if self.window is not None and self.window.places.overlap else None
+        return PartialAggregation(self.accumulators, self._state, WINDOW_END if self._has_ends else None, places)
 
     @property
     def _has_ends(self) -> bool:
@@ -92,7 +93,9 @@ class Aggregation(OperatorFunction):
         return {STATE_TABLE: self._state, **(Ends.tables(self.key_types) if self._has_ends else {})}
 
     def configuration(self) -> Mapping[str, str]:
-        return {"operator": "agg"} if self.window is None else {"operator": "window", "window": self.window.definition}
+        if self.window is None:
+            return {"operator": "agg"}
+        return {"operator": "window", "window": self.window.places.definition}
 
     def require_same_columns(self, stored: StoredTables) -> None:
         require_same_aggregates(stored, self.tables())
@@ -135,7 +138,7 @@ class Aggregation(OperatorFunction):
 
     def _ends_of(self, keys: Keys) -> IntArray:
         assert self.window is not None
-        return microseconds(keys.columns.column(WINDOW_START)) + self.window.length_us
+        return microseconds(keys.columns.column(WINDOW_START)) + self.window.places.length_us
 
     def _shown(self, keys: Keys, states: pa.Table, operator: str) -> pa.RecordBatch:
         columns = shown_keys(keys, self.key_types)
@@ -201,8 +204,12 @@ def aggregated(
     window: Column | None,
     positional: Sequence[Aggregate],
     named: Mapping[str, Aggregate],
+    pane: Column | None = None,
 ) -> Aggregated:
-    """Resolve an aggregation; raises Spark's errors, or `InvalidArgumentError` if holdfast lacks an aggregate."""
+    """Resolve an aggregation; raises Spark's errors, or `InvalidArgumentError` if holdfast lacks an aggregate.
+
+    `pane`: what rows have in place of their windows, if these may overlap.
+    """
     given: list[object] = [*positional, *named.values()]
     wrong = [one for one in given if not isinstance(one, Aggregate)]
     if wrong or not given:
@@ -218,7 +225,7 @@ def aggregated(
     aggregates = [*positional, *(aggregate.alias(name) for name, aggregate in named.items())]
     by = keys if window is None else [*keys, window]
     output = df.groupBy(*by).agg(*[aggregate.spark for aggregate in aggregates]).schema
-    carried, columns = _carried(df, keys, window, aggregates)
+    carried, columns = _carried(df, keys, window if pane is None else pane, aggregates)
     fields = zip(aggregates, columns, output.fields[len(by) :], strict=True)
     accumulators = tuple(
         aggregate.accumulator(field.name, column or "", carried.schema[column or 0].dataType, field.dataType)
@@ -298,7 +305,7 @@ def by_key(found: Aggregated, mode: Mode, name: str) -> DataFrame:
     return operator_plan(rows, found.output, mode, name, is_timed=False)
 
 
-def by_window(found: Aggregated, length_us: int, definition: str, mode: Mode, name: str) -> DataFrame:
+def by_window(found: Aggregated, places: WindowPlaces, mode: Mode, name: str) -> DataFrame:
     """Define ``groupBy(…).window(…).agg(…)``. Raises `InvalidArgumentError`; append mode needs a watermark."""
     if mode == "append" and found.df.isStreaming and not found.is_timed:
         raise InvalidArgumentError(
@@ -307,35 +314,12 @@ def by_window(found: Aggregated, length_us: int, definition: str, mode: Mode, na
         )
     start = found.df.schema[WINDOW_START]
     column = found.output.fields[len(found.keys)].name
-    window = Window(column, length_us, definition, found.is_timed)
+    window = Window(column, places, found.is_timed)
     emits: Mode = mode if found.df.isStreaming else "update"
     function = Aggregation(found.key_types(WINDOW_START), found.accumulators, found.output_types, emits, window)
     keys = [*found.keys, Key(start, quoted(WINDOW_START), WINDOW_START)]
     rows = KeyedRows(found.df, keys, function, combiner=function.before_shuffle)
     return operator_plan(rows, found.output, mode, name, is_timed=found.is_timed)
-
-
-@dataclass(frozen=True)
-class WindowPlaces:
-    """The windows' length, slide and start, in microseconds."""
-
-    length_us: int
-    slide_us: int
-    start_us: int
-
-    @classmethod
-    def of(cls, session: SparkSession, length: str, slide: str | None = None, start: str | None = None) -> WindowPlaces:
-        """Return the places of the windows that Spark's `window` makes of these durations; raises its errors."""
-        length_us = after_1970(session, F.window("t", length), "end")
-        apart = slide or length
-        slide_us = length_us if slide is None else after_1970(session, F.window("t", slide), "end")
-        start_us = 0 if start is None else after_1970(session, F.window("t", apart, apart, start), "start") % slide_us
-        return cls(length_us, slide_us, start_us)
-
-    @property
-    def definition(self) -> str:
-        """What a restart must not change."""
-        return f"length_us={self.length_us}, slide_us={self.slide_us}, start_us={self.start_us}"
 
 
 @dataclass(frozen=True)
@@ -345,8 +329,8 @@ class WindowedStream:
     df: DataFrame
     grouping: Grouping
     window: Column
-    length_us: int
-    definition: str
+    pane: Column
+    places: WindowPlaces
 
     if not TYPE_CHECKING:  # which know by themselves
 
@@ -388,8 +372,8 @@ class WindowedStream:
             No aggregate, append mode without a watermark, or a wrong name, mode or setting; nothing has run.
         """
         mode = checked_mode(outputMode)
-        found = aggregated(self.df, self.grouping, self.window, aggregates, named)
-        return by_window(found, self.length_us, self.definition, mode, name)
+        found = aggregated(self.df, self.grouping, self.window, aggregates, named, self.pane)
+        return by_window(found, self.places, mode, name)
 
 
 def windowed(
@@ -403,4 +387,4 @@ def windowed(
     """Group by windows; parameters and errors are those of Spark's `window`."""
     window = F.window(timeColumn, windowDuration, slideDuration, startTime)
     places = WindowPlaces.of(df.sparkSession, windowDuration, slideDuration, startTime)
-    return WindowedStream(df, grouping, window, places.length_us, places.definition)
+    return WindowedStream(df, grouping, window, places.pane(timeColumn), places)

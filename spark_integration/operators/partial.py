@@ -5,22 +5,29 @@
     rows ─▶ do keys repeat? ─ yes ─▶ a state for each key ─┐
                             ─ no ──▶ the rows ─────────────┴═shuffle═▶ states ─▶ `Aggregation`
 
-A window is one of the keys, so a late row never shares a state with one that is on time.
+A window is one of the keys, so a late row never shares a state with one that is on time. Where windows overlap, rows
+come by pane, and are first aggregated by it: `holdfast.spark_integration.operators.panes`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 
-from holdfast.backends.arrow.rows import order_rows
+from holdfast.backends.arrow.rows import order_rows, take
 from holdfast.backends.run import Keys, TableSchema
-from holdfast.spark_integration.operators.accumulators import Accumulator, lifted, reduced
-from holdfast.spark_integration.transport.packed import HASH
+from holdfast.spark_integration.operators.accumulators import Accumulator, Collected, Own, Picked, lifted, reduced
+from holdfast.spark_integration.operators.panes import WindowPlaces, hashed, seeds_of
+from holdfast.spark_integration.transport.packed import BLOB_BYTES, HASH, keys_repeat
+from holdfast.spark_integration.ttl.ends import microseconds, timestamps
 
 #: Prefix of the columns that hold states among the received ones.
 _STATE = "__holdfast_state."
+#: Panes whose windows are made at once; of each there may be thousands.
+_WINDOWS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -30,10 +37,14 @@ class PartialAggregation:
     accumulators: tuple[Accumulator, ...]
     state: TableSchema  #: Whose keys are columns of the rows
     time: str | None  #: The column by which rows are late
+    places: WindowPlaces | None  #: Of windows that overlap: rows come with panes, the last key, in place of windows
 
     def received(self, sent: pa.Schema) -> pa.Schema:
         states = [field.with_name(_STATE + field.name) for field in self.state.value]
         return pa.schema([*(sent.field(name) for name in self._kept), *states])
+
+    def spread(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        return batches if self.places is None else self._in_windows(batches, self.places)
 
     def partial(self, rows: pa.Table) -> pa.Table:
         return self._with_states(rows, lifted(self.accumulators, rows))
@@ -42,8 +53,10 @@ class PartialAggregation:
         hashes = rows.column(HASH).combine_chunks().to_numpy()
         keys = Keys.of(self.state, hashes, rows.select(self.state.key.names).combine_chunks())
         order = order_rows(keys.hashes, keys.columns)
-        states = reduced(self.accumulators, lifted(self.accumulators, rows), order)
-        return self._with_states(rows.take(pa.array(order.rows[order.first])), states)
+        has_states = rows.column_names[-1].startswith(_STATE)
+        states = received_states(self.state.value, rows) if has_states else lifted(self.accumulators, rows)
+        one_each = rows.take(pa.array(order.rows[order.first]))
+        return self._with_states(one_each, reduced(self.accumulators, states, order))
 
     @property
     def _kept(self) -> list[str]:
@@ -52,6 +65,53 @@ class PartialAggregation:
     def _with_states(self, rows: pa.Table, states: pa.Table) -> pa.Table:
         columns = [rows.column(name) for name in self._kept]
         return pa.Table.from_arrays([*columns, *states.columns], schema=self.received(rows.schema))
+
+    def _in_windows(self, batches: Iterable[pa.RecordBatch], places: WindowPlaces) -> Iterator[pa.RecordBatch]:
+        """Yield rows or, where panes repeat, the panes' states, in each of their windows."""
+        panes_at_once = max(1, _WINDOWS_AT_ONCE * places.slide_us // places.length_us)
+        keeps_order = any(map(_is_by_arrival, self.accumulators))
+        are_states: bool | None = None  # as the first are: all that a task sends has one form
+        for some in _gathered(batches):
+            if are_states is None:
+                are_states = not keeps_order and keys_repeat(some)
+            rows = pa.Table.from_batches(some).combine_chunks()
+            panes = self.combined(rows).combine_chunks() if are_states else rows
+            for batch in panes.to_batches(max_chunksize=panes_at_once):
+                yield self._of_panes(batch, places)
+
+    def _of_panes(self, panes: pa.RecordBatch, places: WindowPlaces) -> pa.RecordBatch:
+        """Return rows of panes in each of their windows, with the hash that Spark gives key and window."""
+        start_name = self.state.key.names[-1]
+        start = panes.column(start_name)
+        pane_us = microseconds(start)
+        pane, window_us = places.windows_of(pane_us)
+        seeds = seeds_of(panes.column(HASH).to_numpy().view(np.uint64), pane_us)
+        columns = dict(zip(panes.schema.names, take(panes, pane).columns, strict=True))
+        columns[start_name] = timestamps(window_us, start.type)
+        if self.time is not None:
+            columns[self.time] = timestamps(window_us + places.length_us, start.type)
+        columns[HASH] = pa.array(hashed(seeds[pane], window_us).view(np.int64))
+        return pa.RecordBatch.from_arrays([*columns.values()], schema=panes.schema)
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Yield batches that have rows, together as many as make a blob full."""
+    held: list[pa.RecordBatch] = []
+    held_bytes = 0
+    for batch in batches:
+        if batch.num_rows:
+            held.append(batch)
+            held_bytes += batch.nbytes
+        if held_bytes >= BLOB_BYTES:
+            yield held
+            held, held_bytes = [], 0
+    if held:
+        yield held
+
+
+def _is_by_arrival(one: Accumulator) -> bool:
+    """Tell whether an aggregate may depend on the order of a window's rows, which its panes do not keep."""
+    return isinstance(one, Picked | Own) or (isinstance(one, Collected) and one.which == "list")
 
 
 def received_states(types: pa.Schema, rows: pa.Table) -> pa.Table:

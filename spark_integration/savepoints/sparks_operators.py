@@ -43,8 +43,9 @@ from pyspark.sql import types as T  # noqa: N812
 from holdfast.backends.schema import KEY_SIDE, VALUE_SIDE
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.operators.accumulators import Accumulator, Count, Extreme, Mean, Moments, Picked, Sum
-from holdfast.spark_integration.operators.aggregation import WINDOW_START, Aggregation, Window, WindowPlaces
+from holdfast.spark_integration.operators.aggregation import WINDOW_START, Aggregation, Window
 from holdfast.spark_integration.operators.deduplication import Deduplication
+from holdfast.spark_integration.operators.panes import WindowPlaces
 from holdfast.spark_integration.operators.sessions import SESSION_END, SESSION_START, Sessions
 from holdfast.spark_integration.operators.sketches import Registers
 from holdfast.spark_integration.savepoints.write import RowEnds, TableRows
@@ -219,7 +220,7 @@ def _aggregation(state: _State, described: Described) -> MovedOperator:
     others = [place for place in range(len(state.keys)) if place != at]
     key_types = _types_of_keys([*(state.keys[place] for place in others), start])
     is_watched = Watermark.of(state.keys[at]) is not None
-    own = Window("window", places.length_us, places.definition, is_watched)
+    own = Window("window", places, is_watched)
     function = Aggregation(key_types, accumulators, _NO_TYPES, "append", own)
     frame = state.frame.select(*map(state.key, others), window["start"], *columns)
     ends = RowEnds(f"{KEY_SIDE}{WINDOW_START}", places.length_us)

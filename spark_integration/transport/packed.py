@@ -76,6 +76,9 @@ class Combiner(Protocol):
     def received(self, sent: pa.Schema) -> pa.Schema:
         """Return the schema of the rows that a shard gets, given that of the rows before."""
 
+    def spread(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        """Return rows of one key each, with the key's hash, given rows that may have several."""
+
     def partial(self, rows: pa.Table) -> pa.Table:
         """Return each row as the shard gets it."""
 
@@ -232,7 +235,7 @@ def pack_rows(
     padding_each = 0.0 if rows_each is None or rows_each >= PADDED_ROWS_MAX else rows_each / BATCH_BYTES
     waiting: list[list[pa.RecordBatch]] = [[] for _ in routes]
     waiting_bytes = 0
-    for batch in batches:
+    for batch in batches if combiner is None else combiner.spread(batches):
         if not batch.num_rows:
             continue
         shards = shards_of(batch.column(HASH).to_numpy().view(np.uint64), len(routes))
@@ -255,7 +258,7 @@ def _combined(waiting: list[list[pa.RecordBatch]], combiner: Combiner | None) ->
     """Combine the rows of each shard whose keys repeat."""
     if combiner is None:
         return waiting
-    return [_smaller(batches, combiner) if _repeat(batches) else batches for batches in waiting]
+    return [_smaller(batches, combiner) if keys_repeat(batches) else batches for batches in waiting]
 
 
 def _smaller(batches: list[pa.RecordBatch], combiner: Combiner) -> list[pa.RecordBatch]:
@@ -265,7 +268,7 @@ def _smaller(batches: list[pa.RecordBatch], combiner: Combiner) -> list[pa.Recor
     return combined.to_batches() if combined.nbytes <= rows.nbytes else batches
 
 
-def _repeat(batches: list[pa.RecordBatch]) -> bool:
+def keys_repeat(batches: list[pa.RecordBatch]) -> bool:
     """Tell whether there are at least twice as many rows as keys."""
     if sum(map(len, batches)) < _COMBINED_ROWS_MIN:
         return False

@@ -136,17 +136,23 @@ def test_a_batch_data_frame_gives_what_spark_gives(lab: Lab, name: str) -> None:
     assert found == expected
 
 
-@pytest.mark.parametrize("mode", cases(["append", "update"], quick=1))
-def test_windows_of_many_rows_each(lab: Lab, mode: str) -> None:
+HOURS, OVERLAPPING = ("1 hour",), ("50 minutes", "20 minutes", "7 minutes")
+
+
+@pytest.mark.parametrize(
+    ("mode", "durations"),
+    cases([("append", OVERLAPPING), ("update", HOURS), ("append", HOURS), ("update", OVERLAPPING)], quick=2),
+)
+def test_windows_of_many_rows_each(lab: Lab, mode: str, durations: tuple[str, ...]) -> None:
     """Tasks combine rows before the shuffle, and late ones are still told from others."""
     columns, chance = ("n", "sum_x", "mean_d", "min_s", "sd_i", "var_pop"), random.Random(3)
 
     def ours() -> DataFrame:
-        windows = holdfast.stream(source(lab)).groupBy("item").window("at", "1 hour")
+        windows = holdfast.stream(source(lab)).groupBy("item").window("at", *durations)
         return windows.agg(**made(*columns), outputMode=mode)
 
     def spark() -> DataFrame:
-        return source(lab).groupBy("item", F.window("at", "1 hour")).agg(*sparks(*columns))
+        return source(lab).groupBy("item", F.window("at", *durations)).agg(*sparks(*columns))
 
     found, expected = [], []
     for _ in range(2):
@@ -155,6 +161,22 @@ def test_windows_of_many_rows_each(lab: Lab, mode: str) -> None:
         expected += shown_by(lab, spark(), "spark", mode)
     assert found == expected
     assert sum(map(len, found)) > 20
+
+
+def test_an_argument_is_computed_once_for_all_windows_of_a_row(lab: Lab) -> None:
+    """Spark hands over each row once; holdfast tells its windows apart."""
+    calls = lab.spark.sparkContext.accumulator(0)
+
+    def counted(i: int) -> int:
+        calls.add(1)
+        return i
+
+    feed(lab, random.Random(4), 1)
+    df = lab.spark.read.schema(SCHEMA).parquet(str(lab.folder / "input")).where("at IS NOT NULL")
+    windows = holdfast.stream(df).groupBy("user").window("at", "1 hour", "10 minutes")
+    found = windows.agg(i=holdfast.sum(F.udf(counted, "int", useArrow=False)("i")), n=holdfast.count()).collect()
+    assert calls.value == df.count()
+    assert sum(row["n"] for row in found) == 6 * df.count()
 
 
 @pytest.mark.parametrize(("rsd", "registers"), [(0.05, 512), (0.02, 4096)])

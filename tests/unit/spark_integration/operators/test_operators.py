@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import math
 import tempfile
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
@@ -13,24 +14,36 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import SchemaMismatchError
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
+from holdfast.spark_integration.lookup.keys import hash_of_key
 from holdfast.spark_integration.operators import joins
-from holdfast.spark_integration.operators.accumulators import Accumulator, Count, Extreme, Sum
+from holdfast.spark_integration.operators.accumulators import Accumulator, Collected, Count, Extreme, Picked, Sum
 from holdfast.spark_integration.operators.aggregation import WINDOW_END, WINDOW_START, Aggregation, Window
 from holdfast.spark_integration.operators.deduplication import Deduplication
 from holdfast.spark_integration.operators.joins import AT, IS_LEFT, AsofJoin, Join, JoinSide, KeyedTimes, Near, Sides
+from holdfast.spark_integration.operators.panes import WindowPlaces
 from holdfast.spark_integration.operators.places import Places
 from holdfast.spark_integration.operators.sessions import Sessions
 from holdfast.spark_integration.processor.state.variable_tables import JOINED_LEFT, JOINED_RIGHT, LATEST_RIGHT
 from holdfast.spark_integration.shard.operator import ShardFunction
 from holdfast.spark_integration.shard_call.call import gather_rows
-from holdfast.spark_integration.transport.packed import BLOB, HASH, PackedTransport, pack_rows, read_blob
-from holdfast.spark_integration.transport.routes import routes_of
+from holdfast.spark_integration.spark_types import Watermark
+from holdfast.spark_integration.transport.packed import (
+    BLOB,
+    EVENT_TIME,
+    HASH,
+    EventTime,
+    PackedTransport,
+    pack_rows,
+    read_blob,
+)
+from holdfast.spark_integration.transport.routes import ROUTE, routes_of, shards_of
 from holdfast.spark_integration.ttl.ends import Ttl
 from tests.unit.spark_integration.embedded_shard import FunctionShard
 
@@ -71,9 +84,11 @@ def table(rows: list[tuple[str | None, int, int, int | None]]) -> pa.Table:
     )
 
 
-def windows(emits: Any, accumulators: tuple[Accumulator, ...] = COLUMNS, length: int = LENGTH) -> Aggregation:
+def windows(
+    emits: Any, accumulators: tuple[Accumulator, ...] = COLUMNS, length: int = LENGTH, slide: int | None = None
+) -> Aggregation:
     output = pa.schema([USER, pa.field("window", SPAN), *RESULTS])
-    window = Window("window", length * 1000, f"length_us={length * 1000}", True)
+    window = Window("window", WindowPlaces(length * 1000, (slide or length) * 1000, 1000 if slide else 0), True)
     return Aggregation(pa.schema([USER, pa.field(WINDOW_START, TIME)]), accumulators, output, emits, window)
 
 
@@ -229,6 +244,111 @@ def test_rows_are_sent_where_their_states_are_larger() -> None:
     types = pa.schema([key])
     assert rows_sent(Aggregation(types, kept[:1], types, "update", None), users, texts) == n // 2
     assert rows_sent(Aggregation(types, kept, types, "update", None), users, texts) == n
+
+
+SLIDE, PANE = 4, 2  # ms: a window of `LENGTH` begins at 1, 5, 9, and so on
+IN_PANES = EventTime(WINDOW_END, Watermark(0), filters_rows=True)
+
+
+def in_panes(rows: list[tuple[str | None, int, int | None]]) -> pa.Table:
+    """Return rows of user, time in ms and value as Spark hands them to a task: with their panes."""
+    panes = [(user, t - (t - 1) % PANE, v) for user, t, v in rows]
+    found = table([(user, start, start + PANE, v) for user, start, v in panes])
+    return found.append_column(HASH, pa.array([window_hash(user, start) for user, start, _ in panes], pa.int64()))
+
+
+def window_hash(user: str | None, start: int) -> int:
+    found = hash_of_key([pa.scalar(user, pa.large_string()), pa.scalar(at(start), TIME)])
+    assert found is not None
+    return found - (1 << 64) * (found >> 63)
+
+
+def route_of_window(user: str | None, start: int) -> int:
+    hashes = np.array([window_hash(user, start)]).view(np.uint64)
+    return routes_of(3)[shards_of(hashes, 3)[0]]
+
+
+def starts_at(t: int) -> list[int]:
+    """Return where the windows that have a time begin."""
+    return [start for start in range(1 - 100 * SLIDE, t + 1, SLIDE) if start <= t < start + LENGTH]
+
+
+@pytest.mark.parametrize("repeats", [1, 200])
+@given(rows=ROWS)
+def test_overlapping_windows_are_told_apart_before_the_shuffle(
+    rows: list[tuple[str | None, int, int | None]], repeats: int
+) -> None:
+    """A task gets a row once, and sends to the shard of each of its windows what the row adds to it."""
+    before = windows("update", slide=SLIDE).before_shuffle
+    held: dict[tuple[str | None, int], list[int | None]] = {}
+    for user, t, v in rows:
+        for start in starts_at(t):
+            held.setdefault((user, start), []).extend([v] * repeats)
+    found: dict[tuple[str | None, int], list[int]] = {}
+    marks = set()
+    for packed in pack_rows(in_panes(rows * repeats).to_batches(5000), routes_of(3), IN_PANES, None, before):
+        for row in packed.to_pylist():
+            if row[BLOB] is None:
+                marks.add((row[ROUTE], row[EVENT_TIME] // 1000))
+                continue
+            sent = read_blob(row[BLOB])
+            for state in (before.partial(sent) if "v" in sent.column_names else sent).to_pylist():
+                user, start = state["user"], ms(state[WINDOW_START])
+                assert (state[HASH], state[WINDOW_END]) == (window_hash(user, start), at(start + LENGTH))
+                assert row[ROUTE] == route_of_window(user, start)
+                sums = found.setdefault((user, start), [0, 0])
+                sums[0] += state["__holdfast_state.n"]
+                sums[1] += state["__holdfast_state.total"] or 0
+    assert found == {key: [len(values), sum(v or 0 for v in values)] for key, values in held.items()}
+    assert marks == {(route_of_window(*key), key[1] + LENGTH) for key in held}
+
+
+def test_panes_whose_rows_repeat_are_combined(tmp_path: Path) -> None:
+    """A task sends a few states, of which the shard drops those of windows that are over, and no others."""
+    function, n = windows("update", slide=SLIDE), 4000
+    rows = in_panes([("ann", 1 + i % 10, 1) for i in range(n)])
+    (packed,) = pack_rows(rows.to_batches(1000), routes_of(1), IN_PANES, None, function.before_shuffle)
+    chunks, types = packed.to_pandas(), function.before_shuffle.received(rows.schema)
+    assert sum(read_blob(blob).num_rows for blob in chunks[BLOB] if blob is not None) <= 15
+    on_time = chunks[chunks[EVENT_TIME] > (5 + LENGTH - SLIDE) * 1000]
+    transport = PackedTransport(1, types, IN_PANES, None, function.before_shuffle)
+    received = transport.receive([on_time], lambda tables: gather_rows(tables, types, tmp_path))
+    with shard(function, "user", WINDOW_START) as one:
+        found = one.run(received.rows, 5 + LENGTH - SLIDE)
+    expected = {start: sum(start <= 1 + i % 10 < start + LENGTH for i in range(n)) for start in (5, 9)}
+    assert {ms(row["window"]["start"]): row["n"] for row in found} == expected
+    assert received.late > 0
+
+
+def test_values_by_arrival_keep_their_order_in_overlapping_windows() -> None:
+    """Rows of several panes take turns, and a window has them as they came."""
+    kept = (Collected("all", "v", pa.list_(pa.int64()), "list"), Picked("last", "v", pa.int64(), "last", False))
+    function = windows("update", kept, slide=SLIDE)
+    rows = in_panes([("ann", (7 * i) % 10 + 1, i) for i in range(3000)])
+    (packed,) = pack_rows(rows.to_batches(), routes_of(1), None, None, function.before_shuffle)
+    (blob,) = packed.column(BLOB).to_pylist()
+    sent = read_blob(blob)
+    in_window = pc.equal(sent.column(WINDOW_START), pa.scalar(at(1), TIME))
+    assert sent.filter(in_window).column("__holdfast_state.all").to_pylist() == [[*range(3000)]]
+    assert sent.filter(in_window).column("__holdfast_state.last").to_pylist() == [2999]
+
+
+@given(
+    length=st.integers(1, 60),
+    slide=st.integers(1, 60),
+    start=st.integers(-30, 30),
+    times=st.lists(st.integers(-100, 100), min_size=1),
+)
+def test_a_pane_is_in_the_windows_of_its_times(length: int, slide: int, start: int, times: list[int]) -> None:
+    """Also where the slide is no part of the length, and before 1970."""
+    slide = min(slide, length)
+    places, size = WindowPlaces(length, slide, start % slide), math.gcd(length, slide)
+    panes = np.array([t - (t - start) % size for t in times])
+    pane, window = places.windows_of(panes)
+    found = sorted(zip(pane.tolist(), window.tolist(), strict=True))
+    first = start - slide * 200
+    expected = [(i, w) for i, t in enumerate(times) for w in range(first, t + 1, slide) if w <= t < w + length]
+    assert found == expected
 
 
 @given(BATCHES, st.sampled_from([0, 7]))

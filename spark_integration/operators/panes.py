@@ -1,0 +1,101 @@
+"""Overlapping windows by panes: Spark hands over a row once, however many windows it is in.
+
+::
+
+    windows of 10 s every 4 s   [───────────────────)
+                                        [───────────────────)
+                                                [───────────────────)
+    panes of 2 s                │   │   │   │   │ ▒ │   │   │   │   │     rows of ▒ are in all three
+
+    rows ─▶ their panes ─▶ a state for each pane ─▶ one for each window of the pane ═shuffle═▶ `Aggregation`
+
+A pane is as long as the greatest common divisor of length and slide, so that a window is a whole number of them. To
+Spark it is a window that no other overlaps. Windows are keys, each of a shard, so rows are told apart by window before
+the shuffle, but in Python, in columns.
+
+Spark's ``xxhash64`` of the key and the window follows from that of the key and the pane: the hash of the columns before
+is the seed of the last one's, and can be had from the result, since each step has an inverse.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from holdfast.backends.arrow.rows import HashArray, IntArray
+from holdfast.spark_integration.plan.arguments import after_1970
+
+_P1, _P2, _P3 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
+_P4, _P5 = 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5
+_P1_INVERSE, _P2_INVERSE, _P3_INVERSE = (pow(factor, -1, 1 << 64) for factor in (_P1, _P2, _P3))
+_BYTES = 8
+
+
+@dataclass(frozen=True)
+class WindowPlaces:
+    """The windows' length, slide and start, in microseconds."""
+
+    length_us: int
+    slide_us: int
+    start_us: int
+
+    @classmethod
+    def of(cls, session: SparkSession, length: str, slide: str | None = None, start: str | None = None) -> WindowPlaces:
+        """Return the places of the windows that Spark's `window` makes of these durations; raises its errors."""
+        length_us = after_1970(session, F.window("t", length), "end")
+        apart = slide or length
+        slide_us = length_us if slide is None else after_1970(session, F.window("t", slide), "end")
+        start_us = 0 if start is None else after_1970(session, F.window("t", apart, apart, start), "start") % slide_us
+        return cls(length_us, slide_us, start_us)
+
+    @property
+    def definition(self) -> str:
+        """What a restart must not change."""
+        return f"length_us={self.length_us}, slide_us={self.slide_us}, start_us={self.start_us}"
+
+    @property
+    def overlap(self) -> bool:
+        """Whether a row may be in several windows, so that a pane is not a window itself."""
+        return self.slide_us < self.length_us
+
+    def pane(self, time: str | Column) -> Column:
+        """Return the pane of a time: to Spark a window like any other, which no other overlaps."""
+        pane_us = math.gcd(self.length_us, self.slide_us)
+        length = f"{pane_us} microseconds"
+        return F.window(time, length, length, f"{self.start_us % pane_us} microseconds")
+
+    def windows_of(self, pane_us: IntArray) -> tuple[IntArray, IntArray]:
+        """Return each pane's windows, given where panes start: the pane's place, and where the window starts."""
+        last = pane_us - (pane_us - self.start_us) % self.slide_us
+        windows = -((pane_us - last - self.length_us) // self.slide_us)
+        pane = np.repeat(np.arange(len(windows)), windows)
+        earlier = np.arange(len(pane)) - (np.cumsum(windows) - windows)[pane]
+        return pane, last[pane] - earlier * self.slide_us
+
+
+def hashed(seeds: HashArray, values: IntArray) -> HashArray:
+    """Return Spark's ``xxhash64`` of bigints or times, each with the hash of the columns before it as its seed."""
+    found = _rotated(seeds + np.uint64(_P5 + _BYTES) ^ _round(values), 27) * np.uint64(_P1) + np.uint64(_P4)
+    found = (found ^ found >> np.uint64(33)) * np.uint64(_P2)
+    found = (found ^ found >> np.uint64(29)) * np.uint64(_P3)
+    return found ^ found >> np.uint64(32)
+
+
+def seeds_of(hashes: HashArray, values: IntArray) -> HashArray:
+    """Return the seeds with which these values have these hashes: the inverse of `hashed`."""
+    found = (hashes ^ hashes >> np.uint64(32)) * np.uint64(_P3_INVERSE)
+    found = (found ^ found >> np.uint64(29) ^ found >> np.uint64(58)) * np.uint64(_P2_INVERSE)
+    found = ((found ^ found >> np.uint64(33)) - np.uint64(_P4)) * np.uint64(_P1_INVERSE)
+    return (_rotated(found, 64 - 27) ^ _round(values)) - np.uint64(_P5 + _BYTES)
+
+
+def _round(values: IntArray) -> HashArray:
+    return _rotated(values.view(np.uint64) * np.uint64(_P2), 31) * np.uint64(_P1)
+
+
+def _rotated(numbers: HashArray, bits: int) -> HashArray:
+    return numbers << np.uint64(bits) | numbers >> np.uint64(64 - bits)
