@@ -330,6 +330,12 @@ def _without(options: Mapping[str, str], names: Sequence[str]) -> dict[str, str]
 
 
 class _Source(SinkSource):
+    format_name: ClassVar[str]
+
+    @classmethod
+    def name(cls) -> str:
+        return cls.format_name
+
     def _required(self, option: str) -> str:
         value = self.options.get(option, "")
         if not value:
@@ -339,72 +345,56 @@ class _Source(SinkSource):
     def _names(self, option: str) -> list[str]:
         return [name.strip() for name in self.options.get(option, "").split(",") if name.strip()]
 
-    def _flag(self, option: str) -> bool:
-        value = self.options.get(option, "false").lower()
-        if value not in ("true", "false"):
-            raise InvalidArgumentError(f"the option {option} must be true or false", given=value)
-        return value == "true"
+    def _text(self, option: str, default: object, pattern: str, what: str) -> str:
+        """Return an option's value. Raises `InvalidArgumentError` if it does not match: it must be `what`."""
+        value = self.options.get(option, str(default)).lower()
+        if not re.fullmatch(pattern, value):
+            raise InvalidArgumentError(f"the option {option} must be {what}", given=value)
+        return value
 
-    def _number(self, option: str, default: int) -> int:
-        value = self.options.get(option, str(default))
-        if not re.fullmatch("[0-9]{1,9}", value):
-            raise InvalidArgumentError(f"the option {option} must be a whole number", given=value)
-        return int(value)
-
-    def _seconds(self, option: str, default: float) -> float:
-        value = self.options.get(option, str(default))
-        if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value):
-            raise InvalidArgumentError(
-                f"the option {option} must be a number of seconds, such as 30 or 0.5", given=value
-            )
-        return float(value)
+    def _creates(self) -> bool:
+        return self._text("create", "false", "true|false", "true or false") == "true"
 
     def _with_files(self, sink: _FileSink) -> _FileSink:
         compression = self.options.get("compression", sink.compression)
-        return replace(sink, compression=compression, file_mb=self._number("file_mb", sink.file_mb))
+        file_mb = int(self._text("file_mb", sink.file_mb, "[0-9]{1,9}", "a whole number"))
+        return replace(sink, compression=compression, file_mb=file_mb)
 
 
 class PostgresSource(_Source):
     """``format("holdfast-postgres")``: options ``name``, ``table``, and others of `PostgresSink`."""
 
+    format_name = "holdfast-postgres"
     arguments = ("name", "table", "keys", "create", "schema", "dsn")
-
-    @classmethod
-    def name(cls) -> str:
-        return "holdfast-postgres"
 
     def sink(self) -> TwoPhaseSink:
         with needs_extra("postgres"):
             from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
         name, table = self._required("name"), self._required("table")
         schema, dsn = self.options.get("schema"), self.options.get("dsn", "")
-        return PostgresSink(name, table, self._names("keys"), self._flag("create"), schema, dsn)
+        return PostgresSink(name, table, self._names("keys"), self._creates(), schema, dsn)
 
 
 class KafkaSource(_Source):
     """``format("holdfast-kafka")``: options ``name``, ``topic``, ``servers`` and ``timeout_s``."""
 
+    format_name = "holdfast-kafka"
     arguments = ("name", "topic", "servers", "timeout_s")
-
-    @classmethod
-    def name(cls) -> str:
-        return "holdfast-kafka"
 
     def sink(self) -> TwoPhaseSink:
         with needs_extra("kafka"):
             from holdfast.spark_integration.sinks.kafka.sink import KafkaSink
         name, topic, servers = self._required("name"), self.options.get("topic"), self.options.get("servers")
-        return KafkaSink(name, topic, servers=servers, timeout_s=self._seconds("timeout_s", 30))
+        seconds = "a number of seconds, such as 30 or 0.5"
+        timeout_s = float(self._text("timeout_s", 30, r"[0-9]{1,9}(\.[0-9]{1,9})?", seconds))
+        return KafkaSink(name, topic, servers=servers, timeout_s=timeout_s)
 
 
 class ParquetSource(_Source):
     """``format("holdfast-parquet")``: options ``name``, ``path``, ``compression`` and ``file_mb``."""
 
+    format_name = "holdfast-parquet"
     arguments = ("name", "path", "compression", "file_mb")
-
-    @classmethod
-    def name(cls) -> str:
-        return "holdfast-parquet"
 
     def sink(self) -> TwoPhaseSink:
         return self._with_files(ParquetSink(self._required("name"), self._required("path")))
@@ -413,15 +403,12 @@ class ParquetSource(_Source):
 class DeltaSource(_Source):
     """``format("holdfast-delta")``: options ``name``, ``path``, and others of `DeltaSink`."""
 
+    format_name = "holdfast-delta"
     arguments = ("name", "path", "keys", "partitionBy", "create", "compression", "file_mb")
-
-    @classmethod
-    def name(cls) -> str:
-        return "holdfast-delta"
 
     def sink(self) -> TwoPhaseSink:
         keys, partitions = self._names("keys") or None, self._names("partitionBy")
-        sink = DeltaSink(self._required("name"), self._required("path"), keys, partitions, self._flag("create"))
+        sink = DeltaSink(self._required("name"), self._required("path"), keys, partitions, self._creates())
         return self._with_files(sink)
 
 
