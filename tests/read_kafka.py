@@ -7,7 +7,7 @@ import uuid
 import confluent_kafka as client
 
 from holdfast.spark_integration.sinks.kafka import protocol
-from holdfast.spark_integration.sinks.kafka.brokers import Cluster, describe
+from holdfast.spark_integration.sinks.kafka.brokers import Cluster
 from holdfast.spark_integration.sinks.kafka.options import ClientOptions
 from holdfast.spark_integration.sinks.kafka.protocol import TransactionDescription
 from tests.servers.kafka import Kafka
@@ -49,4 +49,4 @@ def transactional_ids(server: Kafka, prefix: str) -> dict[str, TransactionDescri
     with Cluster(options.servers(), options.security(), patience_ms=10_000) as cluster:
         request = protocol.list_transactions([])
         listed = cluster.ask_nodes(request.name, lambda _: request)
-        return describe(cluster, [name for _, names in listed for name, _ in names if name.startswith(prefix)])
+        return cluster.describe([name for _, names in listed for name, _ in names if name.startswith(prefix)])

@@ -27,6 +27,7 @@ import struct
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, Self, TypeVar
 
 from confluent_kafka import KafkaError
@@ -226,6 +227,11 @@ def _connected(address: Address, limit_ms: int) -> socket.socket:
         raise ConnectionError(problem) from exc
 
 
+def _retriable_code(found: Sequence[tuple[Any, ...]]) -> int:
+    # The codes come first. If one is transient, all are asked for again.
+    return next((int(code) for code, *_ in found if code in protocol.RETRIABLE), 0)
+
+
 class Cluster:
     """The brokers as one, for one thread; connects as needed. `patience_ms`: of one request, retries included."""
 
@@ -264,21 +270,28 @@ class Cluster:
         return self._patiently(request.name, ask, code_of)
 
     def describe(
-        self, ids: Sequence[str], code_of: Callable[[list[TransactionDescription]], int]
-    ) -> list[TransactionDescription]:
-        """Ask the coordinators of transactional ids for the state of each."""
+        self, ids: Sequence[str], code_of: Callable[[Sequence[TransactionDescription]], int] = _retriable_code
+    ) -> dict[str, TransactionDescription]:
+        """Return the coordinators' descriptions by transactional id; unknown ids are left out."""
+        found: list[TransactionDescription] = []
+        for start in range(0, len(ids), _IDS_PER_REQUEST):
+            ask = partial(self._describe, ids[start : start + _IDS_PER_REQUEST])
+            described = self._patiently("DescribeTransactions", ask, code_of)
+            found += described
+        for one in found:
+            if one.code not in (KafkaError.NO_ERROR, protocol.TRANSACTIONAL_ID_NOT_FOUND):
+                raise refused(one.code, _RIGHT)
+        return {one.transactional_id: one for one in found if not one.code}
 
-        def ask() -> list[TransactionDescription]:
-            by_address: dict[Address, list[str]] = defaultdict(list)
-            for key, address in self._addresses(ids).items():
-                by_address[address].append(key)
-            requests = [(address, protocol.describe_transactions(its)) for address, its in by_address.items()]
-            found = [one for address, request in requests for one in self._ask(address, request)]
-            if {one.transactional_id for one in found} != {*ids}:  # unlike an id of which it knows nothing
-                raise MalformedAnswerError("other transactions than were asked for")
-            return found
-
-        return self._patiently("DescribeTransactions", ask, code_of) if ids else []
+    def _describe(self, ids: Sequence[str]) -> list[TransactionDescription]:
+        by_address: dict[Address, list[str]] = defaultdict(list)
+        for key, address in self._addresses(ids).items():
+            by_address[address].append(key)
+        requests = [(address, protocol.describe_transactions(its)) for address, its in by_address.items()]
+        found = [one for address, request in requests for one in self._ask(address, request)]
+        if {one.transactional_id for one in found} != {*ids}:  # unlike an id of which it knows nothing
+            raise MalformedAnswerError("other transactions than were asked for")
+        return found
 
     def _addresses(self, keys: Sequence[str], *, group: bool = False) -> dict[str, Address]:
         """Return where the coordinators of transactional ids, or of groups, are."""
@@ -357,11 +370,6 @@ class Cluster:
         return ",".join(f"{host}:{port}" for host, port in self._servers)
 
 
-def _retriable_code(found: Sequence[tuple[Any, ...]]) -> int:
-    # The codes come first. If one is transient, all are asked for again.
-    return next((int(code) for code, *_ in found if code in protocol.RETRIABLE), 0)
-
-
 def refused(code: int, doing: str, **facts: object) -> InvalidArgumentError | UnavailableError:
     """Return the error for a permanent code: a missing right, or the broker's own reason."""
     if code in protocol.UNAUTHORISED:
@@ -404,21 +412,9 @@ def with_rows(handles: Iterable[Handle], prefix: str = "") -> list[PreparedTrans
     return [one for one in found if one.producer_id >= 0]
 
 
-def describe(
-    cluster: Cluster, ids: Sequence[str], code_of: Callable[[Sequence[TransactionDescription]], int] = _retriable_code
-) -> dict[str, TransactionDescription]:
-    """Return the coordinators' descriptions by transactional id; unknown ids are left out."""
-    parts = [ids[start : start + _IDS_PER_REQUEST] for start in range(0, len(ids), _IDS_PER_REQUEST)]
-    found = [one for part in parts for one in cluster.describe(part, code_of)]
-    for one in found:
-        if one.code not in (KafkaError.NO_ERROR, protocol.TRANSACTIONAL_ID_NOT_FOUND):
-            raise refused(one.code, _RIGHT)
-    return {one.transactional_id: one for one in found if not one.code}
-
-
 def is_spare(cluster: Cluster, one: PreparedTransaction) -> bool:
     """Tell whether an id has done nothing since its commit, so that another attempt may reuse it."""
-    return one.is_in([_COMMITTED], describe(cluster, [one.transactional_id]))
+    return one.is_in([_COMMITTED], cluster.describe([one.transactional_id]))
 
 
 def commit(cluster: Cluster, one: PreparedTransaction) -> bool:
@@ -437,7 +433,7 @@ def ended(cluster: Cluster, ids: Sequence[str]) -> dict[str, TransactionDescript
         under_way = any(one.state.startswith(_ENDING) for one in found)
         return KafkaError.CONCURRENT_TRANSACTIONS if under_way else _retriable_code(found)
 
-    return describe(cluster, ids, code_of)
+    return cluster.describe(ids, code_of)
 
 
 def fence(cluster: Cluster, transactional_id: str) -> None:
@@ -462,10 +458,10 @@ def left_open(cluster: Cluster, prefix: str) -> list[PreparedTransaction]:
     """Return the open transactions of ids with a prefix, and fence producers that have not begun one."""
     ids = _listed(cluster, prefix, [ONGOING, _EMPTY])
     # A producer fenced before its first message stays in this state for days.
-    for name, known in describe(cluster, ids[_EMPTY]).items():
+    for name, known in cluster.describe(ids[_EMPTY]).items():
         if known.state == _EMPTY and known.timeout_ms != _FENCED_TIMEOUT_MS:
             fence(cluster, name)
-    return [_identity(known) for known in describe(cluster, ids[ONGOING]).values() if known.state == ONGOING]
+    return [_identity(known) for known in cluster.describe(ids[ONGOING]).values() if known.state == ONGOING]
 
 
 def fence_others(cluster: Cluster, prefix: str, batch_id: int, committed: Iterable[PreparedTransaction]) -> None:

@@ -307,7 +307,7 @@ def _longest_ms(cluster: Cluster, options: ClientOptions) -> int:
 
 
 def _described(cluster: Cluster, wanted: Sequence[PreparedTransaction]) -> dict[str, TransactionDescription]:
-    return brokers.describe(cluster, [one.transactional_id for one in wanted])
+    return cluster.describe([one.transactional_id for one in wanted])
 
 
 #: Of librdkafka: the partition follows from the key; the time is now.
@@ -535,7 +535,7 @@ class KafkaTransaction(SinkTransaction):
 
     def _described(self) -> Handle:
         with self._options.cluster(self._patience_ms) as cluster:
-            known = brokers.describe(cluster, [self._id]).get(self._id)
+            known = cluster.describe([self._id]).get(self._id)
         if known is None or known.state != brokers.ONGOING:
             state = None if known is None else known.state
             raise UnavailableError("the transaction was not kept", state=state, transactional_id=self._id)

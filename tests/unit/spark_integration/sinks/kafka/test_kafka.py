@@ -480,4 +480,4 @@ def test_an_id_that_an_answer_leaves_out_is_not_taken_for_a_forgotten_one(leaves
         }
 
     with cluster_of([], answers=answers) as cluster, pytest.raises(UnavailableError, match="as Kafka does"):
-        brokers.describe(cluster, ["id"])
+        cluster.describe(["id"])
