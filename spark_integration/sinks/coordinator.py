@@ -520,10 +520,9 @@ class Coordinator:
             abort()
         except FencedError:
             raise
-        except HoldfastError as exc:
-            _log.warning("transactions prepared in sink %r remain for now: %s", self._query.sink, exc)
-        except Exception as exc:  # noqa: BLE001  its text may hold anything
-            _log.warning("transactions prepared in sink %r remain for now: %s", self._query.sink, type(exc).__name__)
+        except Exception as exc:  # noqa: BLE001  what a sink's own error says may hold anything
+            said = exc if isinstance(exc, HoldfastError) else type(exc).__name__
+            _log.warning("transactions prepared in sink %r remain for now: %s", self._query.sink, said)
 
     def _prune(self) -> None:
         assert self._entry is not None

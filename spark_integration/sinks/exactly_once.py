@@ -107,16 +107,16 @@ class ExactlyOnce:
                 batch=batch_id,
             )
         if run is not None and (run.run_id, run.next_batch_id) != (run_id, batch_id):
-            self._runs.pop(query_id).close()
+            self._runs.pop(query_id).storage.close()
             run = None
         if run is None:
             run = self._runs[query_id] = _Run(self._sink, query_id, self._replaces, frame.sparkSession, run_id)
         try:
             run.write(frame, schema, batch_id)
         except BaseException:
-            self._runs.pop(query_id).close()
+            self._runs.pop(query_id).storage.close()
             raise
-        if run_id is not None and run.is_decided(batch_id):
+        if run_id is not None and run.coordinator.is_decided(batch_id):
             _decided[self._sink.name, query_id] = run_id, batch_id
 
     def __getstate__(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class _Run:
         settings = Settings.parse(configuration, backend_names())
         options = sink_options(configuration, sink.name)
         warn_of_other_sinks(configuration, sink.name)
-        self._storage = decisions_storage(settings, configuration)
+        self.storage = decisions_storage(settings, configuration)
         self._sink, self._option_names = sink, frozenset({*options, *sink.credentials})
         self._query = SinkQuery(sink.name, query_id, replaces, options)
         self._has_twins = configuration.get("spark.speculation", "false").lower() == "true"
@@ -155,8 +155,8 @@ class _Run:
         process = ProcessId.of(os.getpid()) if is_classic(session) else None
         spark_query_id = _spark_query_id(session)
         location = running_location(session, spark_query_id) if spark_query_id else None
-        self._coordinator = Coordinator(
-            sink, self._query, self._storage, settings.retained_versions, process, location=location
+        self.coordinator = Coordinator(
+            sink, self._query, self.storage, settings.retained_versions, process, location=location
         )
         self._running = RunningQuery(session, spark_query_id) if spark_query_id else None
         self.next_batch_id: int | None = None
@@ -169,19 +169,19 @@ class _Run:
         plan = self._running.plan(batch_id) if self._running else ""
         if schema != self._schema:
             # The first micro-batch, or one with other columns, as of a pivot: the target must be asked.
-            self._coordinator.start(batch_id, schema, plan)
+            self.coordinator.start(batch_id, schema, plan)
             self._schema, self._decided, self._spares = schema, (), ()
-        if self._coordinator.is_decided(batch_id):
-            self._coordinator.warn_of_dropped_rows(drop_frame(frame))
+        if self.coordinator.is_decided(batch_id):
+            self.coordinator.warn_of_dropped_rows(drop_frame(frame))
         else:
             query = SinkQuery(self._query.sink, self._query.query_id, self._query.replaces)
             task = WriteTask(self._sink, query, self._option_names, batch_id, schema, self._spares)
             try:
                 prepared = write_frame(frame, task, has_twins=self._has_twins)
             except BaseException:
-                self._coordinator.give_up()
+                self.coordinator.give_up()
                 raise
-            self._coordinator.finish(batch_id, prepared, plan)
+            self.coordinator.finish(batch_id, prepared, plan)
             if isinstance(self._sink, ReusingSink):
                 self._spares = prepared.unused
                 if prepared.handles:
@@ -189,19 +189,10 @@ class _Run:
                     self._decided = prepared.handles
         self.next_batch_id = batch_id + 1
 
-    def is_decided(self, batch_id: int) -> bool:
-        return self._coordinator.is_decided(batch_id)
-
-    def close(self) -> None:
-        self._storage.close()
-
 
 def _spark_query_id(session: SparkSession) -> str | None:
     """Return Spark's id of the query that calls the function; None over Connect, which does not tell it."""
-    query_id: str | None = None
-    if is_classic(session):
-        query_id = session.sparkContext.getLocalProperty(QUERY_PROPERTY)
-    return query_id
+    return session.sparkContext.getLocalProperty(QUERY_PROPERTY) if is_classic(session) else None
 
 
 def _run_id(session: SparkSession) -> str | None:

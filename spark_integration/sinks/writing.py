@@ -143,7 +143,8 @@ def write_frame(frame: DataFrame, task: WriteTask, *, has_twins: bool) -> Prepar
         # Connect does not tell that a stage was begun again, so that a spare handle might be given out twice.
         task = replace(task, spares=())
     rows = frame.mapInArrow(task, _RETURNED).collect()
-    began_twice = _began_twice(session, {row.stage for row in rows})
+    stages = {row.stage for row in rows}  # which may have begun again, as after a loss of shuffle files
+    began_twice = is_classic(session) and not all(_ended_at_once(session, stage) for stage in stages)
     if began_twice and task.spares:
         # A spare may be in use twice: one attempt could end what the other prepared. Write everything again.
         rows = frame.mapInArrow(replace(task, spares=()), _RETURNED).collect()
@@ -161,11 +162,6 @@ def drop_frame(frame: DataFrame) -> int:
 
 def _counted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield pa.RecordBatch.from_pydict({"rows": pa.array([sum(batch.num_rows for batch in batches)], pa.int64())})
-
-
-def _began_twice(session: SparkSession, stages: Iterable[int]) -> bool:
-    """Tell whether a stage may have been restarted, as after a loss of shuffle files; Connect does not tell."""
-    return is_classic(session) and not all(_ended_at_once(session, stage) for stage in stages)
 
 
 def _ended_at_once(session: SparkSession, stage: int) -> bool:

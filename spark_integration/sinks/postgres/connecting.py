@@ -68,7 +68,8 @@ def translated(doing: str, **facts: object) -> Iterator[None]:
 
 def _translated(exc: psycopg.Error, doing: str, facts: dict[str, object]) -> HoldfastError:
     state = exc.sqlstate or ""
-    said = _first_line(exc)
+    lines = (exc.diag.message_primary or str(exc)).strip().splitlines()
+    said = lines[0] if lines else type(exc).__name__
     named = {"column": exc.diag.column_name, "constraint": exc.diag.constraint_name}
     facts |= {what: name for what, name in named.items() if name is not None}
     if state == "53200" and "prepared transactions" in said:
@@ -101,11 +102,6 @@ def _translated(exc: psycopg.Error, doing: str, facts: dict[str, object]) -> Hol
     if state == "42501":
         return InvalidArgumentError(f"no right to do this while {doing}: {said}; grant it to the sink's user", **facts)
     return InvalidArgumentError(f"PostgreSQL refuses while {doing}: {said}", **facts)
-
-
-def _first_line(exc: psycopg.Error) -> str:
-    lines = (exc.diag.message_primary or str(exc)).strip().splitlines()
-    return lines[0] if lines else type(exc).__name__
 
 
 #: Options that hold credentials.
