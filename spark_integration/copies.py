@@ -62,7 +62,7 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.snapshotter.commits import COMMIT_BYTES_MAX, CommitObjects
-from holdfast.snapshotter.ownership.operator_record import declare_operator, read_operator, shard_prefix
+from holdfast.snapshotter.ownership.operator_record import declare_operator, shard_prefix
 from holdfast.snapshotter.ownership.queries import QueryOrigin, find_origin
 from holdfast.snapshotter.ownership.stored_tables import FOLDER as SCHEMAS
 from holdfast.snapshotter.savepoints.manifest import Savepoint
@@ -73,11 +73,10 @@ from holdfast.snapshotter.storage.options import beside
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import list_shard
 from holdfast.spark_integration.savepoints.changes import Changes
-from holdfast.spark_integration.savepoints.creating import SHARD, end, of_batch, save, shard_row
+from holdfast.spark_integration.savepoints.creating import SHARD_COLUMNS, end, of_batch, read_records, save, shard_row
 from holdfast.spark_integration.savepoints.new_query import NewQuery, moved, new_query, remove_folder
 from holdfast.spark_integration.savepoints.restoring import Restorable, restore_into
 from holdfast.spark_integration.savepoints.tasks import ShardTask, SparkTasks, Tasks
-from holdfast.spark_integration.shard.pointer_row import require_state_of
 from holdfast.spark_integration.shard.task import io_executor
 from holdfast.spark_integration.spark_state.pointers import StatefulStep, StateOperators, stored_steps
 from holdfast.spark_integration.spark_state.query_location import LEFTOVER, LoggedBatch, QueryLocation
@@ -165,7 +164,7 @@ def _side_by_side(keys: Iterable[str], sizes: Mapping[str, int]) -> Iterator[lis
 class ShardCopier(ShardTask):
     """Copies shards from the original's state directory to that of the clone; see `ShardTask`."""
 
-    GIVEN: ClassVar[str] = SHARD
+    GIVEN: ClassVar[str] = SHARD_COLUMNS
     RETURNED: ClassVar[str] = "operator string, shard int, objects long, error string"
 
     def work(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[dict[str, Any]]:
@@ -193,7 +192,7 @@ def copy_shard(source: PrefixedStorage, target: PrefixedStorage, pointer: Pointe
         found, facts = copied.get(entry.key), {"key": f"{source.url}/{entry.key}", "version": pointer.version}
         if found is None:
             raise StateLostError("an object of the version, or a part of one, is missing", **facts)
-        if found != _Object(entry.size_bytes, entry.digest):
+        if found != _Copied(entry.size_bytes, entry.digest):
             raise CorruptionError(
                 "an object of the version, or a part of one, was altered or damaged; holdfast verify names it",
                 **facts,
@@ -201,17 +200,17 @@ def copy_shard(source: PrefixedStorage, target: PrefixedStorage, pointer: Pointe
     return sum(one is not None and one.digest is not None for one in copied.values())
 
 
-class _Object(NamedTuple):
+class _Copied(NamedTuple):
     """An object to copy; without a digest if it is damaged."""
 
     size_bytes: int
     digest: str | None
 
 
-def _copy_snapshots(source: PrefixedStorage, target: PrefixedStorage, keys: Sequence[str]) -> dict[str, _Object | None]:
+def _copy_snapshots(source: PrefixedStorage, target: PrefixedStorage, keys: Sequence[str]) -> dict[str, _Copied | None]:
     """Copy intact snapshots, manifests last, and return each manifest's outcome; a damaged part damages it."""
-    found: dict[str, _Object | None] = {}
-    manifests: dict[str, tuple[memoryview, dict[str, _Object]]] = {}
+    found: dict[str, _Copied | None] = {}
+    manifests: dict[str, tuple[memoryview, dict[str, _Copied]]] = {}
     for key in keys:
         try:
             data = source.get(key)
@@ -219,33 +218,33 @@ def _copy_snapshots(source: PrefixedStorage, target: PrefixedStorage, keys: Sequ
         except NotFoundError:
             found[key] = None
         except CorruptionError:
-            found[key] = _Object(0, None)
+            found[key] = _Copied(0, None)
         else:
-            parts = {part.key: _Object(part.size_bytes, part.digest) for file in manifest.files for part in file.parts}
+            parts = {part.key: _Copied(part.size_bytes, part.digest) for file in manifest.files for part in file.parts}
             manifests[key] = data, parts
     # Snapshots share parts.
     copied = _copy_all(source, target, sorted({key for _, parts in manifests.values() for key in parts}))
     for key, (data, parts) in manifests.items():
         if parts.items() <= copied.items():
             target.put(key, data)
-            found[key] = _Object(len(data), stored_file.digest_of(data))
+            found[key] = _Copied(len(data), stored_file.digest_of(data))
         else:
-            found[key] = None if None in map(copied.get, parts) else _Object(len(data), None)
+            found[key] = None if None in map(copied.get, parts) else _Copied(len(data), None)
     return found
 
 
-def _copy_all(source: PrefixedStorage, target: PrefixedStorage, keys: Sequence[str]) -> dict[str, _Object | None]:
+def _copy_all(source: PrefixedStorage, target: PrefixedStorage, keys: Sequence[str]) -> dict[str, _Copied | None]:
     return dict(zip(keys, io_executor().map(partial(_copy, source, target), keys), strict=True))
 
 
-def _copy(source: PrefixedStorage, target: PrefixedStorage, key: str) -> _Object | None:
+def _copy(source: PrefixedStorage, target: PrefixedStorage, key: str) -> _Copied | None:
     """Copy an object, and return it; None if it was cleaned up, unless the version needs it."""
     try:
         data = source.get(key, COMMIT_BYTES_MAX)
     except NotFoundError:
         return None
     target.put(key, data)
-    return _Object(len(data), stored_file.digest_of(data))
+    return _Copied(len(data), stored_file.digest_of(data))
 
 
 def clone(
@@ -330,9 +329,7 @@ def _copy_operators(
 ) -> None:
     """Copy the parts of operators' directories that the pointers need."""
     rows = {directory: of for step in steps for held in step.pointers.values() for directory, of in held.items()}
-    records = {directory: read_operator(storage, directory) for directory in sorted(rows)}
-    for directory, record in records.items():
-        require_state_of(rows[directory], record, storage.url)
+    records = read_records(storage, rows)
     taken = [directory for directory in records if new.storage.list(f"{directory}/")]
     if taken:
         raise ConflictError(

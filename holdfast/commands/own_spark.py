@@ -41,7 +41,7 @@ def by_this_process(
     if not conf:
         try:
             with side_by_side() as executor, things_shown("shards", None) as on_shard:
-                return work(OwnProcess.of(state_dir, options, executor, os.cpu_count() or 1, on_shard))
+                return work(OwnProcess(state_dir, options, executor, os.cpu_count() or 1, on_shard))
         except NeedsSparkError as exc:
             click.echo(f"starting Spark, which this query's state needs: {exc}", err=True)
     with started_spark(state_dir, options, conf) as spark:

@@ -33,11 +33,11 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import pyarrow as pa
 
@@ -128,13 +128,14 @@ class SavedOperator(Stored):
     has_timeout: bool  #: Whether that keeps a timeout beside each row
     shards: Annotated[int, range(1, SHARDS_LIMIT)]
     #: With all columns that rows may have; `TableSchema.not_null` has those in which no row has a null
-    tables: Annotated[Mapping[str, TableSchema], coding_of_tables("schemas")]
+    tables: Annotated[Mapping[str, TableSchema], coding_of_tables("schemas")] = field(default_factory=dict)
     #: The tables that the query's last run declared, as it declared them
-    declared: Annotated[Mapping[str, TableSchema], coding_of_tables()]
-    is_continuous: bool  #: Whether all runs have declared these since they were first declared
-    configuration: Mapping[str, str]  #: What the operator's API allows no restart to change
-    times: tuple[ShardTimes, ...]  #: Of the shards that have state
-    pieces: tuple[Piece, ...]  #: By table and shard, ascending
+    declared: Annotated[Mapping[str, TableSchema], coding_of_tables()] = field(default_factory=dict)
+    is_continuous: bool = True  #: Whether all runs have declared these since they were first declared
+    #: What the operator's API allows no restart to change
+    configuration: Mapping[str, str] = field(default_factory=dict)
+    times: tuple[ShardTimes, ...] = ()  #: Of the shards that have state
+    pieces: tuple[Piece, ...] = ()  #: By table and shard, ascending
 
     def require(self, header: Fields) -> None:
         shards = {times.shard for times in self.times}
@@ -151,6 +152,11 @@ class SavedOperator(Stored):
             ascends = (places[before.table], before.shard) < (places[piece.table], piece.shard)
             if not (before.last_hash <= piece.first_hash if same else ascends):
                 header.refuse("names pieces that do not ascend", piece=piece.key)
+
+    def with_pieces(self, pieces: Iterable[Piece]) -> Self:
+        """Return the operator with these pieces, in their order."""
+        places = {table: place for place, table in enumerate(self.tables)}
+        return replace(self, pieces=tuple(sorted(pieces, key=lambda piece: (places[piece.table], piece.shard))))
 
     @property
     def is_unnamed(self) -> bool:
@@ -295,8 +301,7 @@ class Savepoint(Stored):
     @property
     def size_bytes(self) -> int:
         """Bytes of all objects that it names."""
-        logs = sum(log.size_bytes for log in self.query.logs)
-        return logs + sum(operator.size_bytes for operator in self.operators)
+        return sum(self.keys.values())
 
     @property
     def keys(self) -> dict[str, int]:

@@ -144,7 +144,6 @@ def read_piece(savepoint: ObjectStorage, operator: str, piece: Piece, schema: Ta
     return run
 
 
-_KEYS_SHOWN = 5
 # Later than anything: uploads to a deleted savepoint should fail.
 _EVER_MS = 1 << 52
 # Objects of ours in a savepoint's folder; others are neither counted nor deleted.
@@ -223,18 +222,15 @@ class Listed:
 
 def list_savepoints(target: ObjectStorage, executor: Executor) -> list[Listed]:
     """Return a directory's savepoints by name, unfinished ones too. Cost: a listing, and a request for each."""
-    sizes: dict[str, list[int]] = {}
-    manifests = set()
+    sizes: dict[str, dict[str, int]] = {}
     for info in target.list(""):
         name, _, rest = info.key.partition("/")
         if NAME.fullmatch(name) and _OURS.fullmatch(rest):
-            sizes.setdefault(name, []).append(info.size_bytes)
-            if rest == KEY:
-                manifests.add(name)
+            sizes.setdefault(name, {})[rest] = info.size_bytes
 
     def listed(name: str) -> Listed:
-        found = Listed(name, len(sizes[name]), sum(sizes[name]))
-        if name not in manifests:
+        found = Listed(name, len(sizes[name]), sum(sizes[name].values()))
+        if KEY not in sizes[name]:
             return found
         try:
             whole = find_savepoint(target, name)
@@ -373,13 +369,9 @@ class SavepointWriter:
         try:
             self.folder.delete(keys)
         except HoldfastError as exc:
-            more = f" and {len(keys) - _KEYS_SHOWN} more" if len(keys) > _KEYS_SHOWN else ""
             _log.warning(
-                "the savepoint %s is complete, but these objects, which are not part of it, may remain: %s%s: %s",
-                self.folder.url,
-                ", ".join(keys[:_KEYS_SHOWN]),
-                more,
-                exc,
+                "the savepoint %s is complete, but %d objects that are not part of it, as %s, may remain: %s",
+                *(self.folder.url, len(keys), keys[0], exc),
             )
 
 

@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 #: What a task is given of each shard.
-SHARD = "operator string, directory string, shard int, version long, commit string, carried binary"
+SHARD_COLUMNS = "operator string, directory string, shard int, version long, commit string, carried binary"
 _log = logging.getLogger(__name__)
 _Made = TypeVar("_Made")
 _WAIT_EACH_MS = 100
@@ -149,17 +149,25 @@ def _logs(
     return tuple(logs)
 
 
+def read_records(storage: ObjectStorage, rows: Mapping[str, Iterable[PointerRow]]) -> dict[str, OperatorRecord]:
+    """Return the records of the directories that pointers name, in order. Raises the errors of `require_state_of`."""
+    records = {directory: read_operator(storage, directory) for directory in sorted(rows)}
+    for directory, record in records.items():
+        require_state_of(rows[directory], record, storage.url)
+    return records
+
+
 def shard_row(operator: str, row: PointerRow) -> tuple[Any, ...]:
-    """Return a shard with state as a task's row, as in `SHARD`."""
+    """Return a shard with state as a task's row, as in `SHARD_COLUMNS`."""
     assert row.pointer is not None
     return (operator, row.directory, row.shard, row.pointer.version, row.pointer.commit_id, row.carried)
 
 
 @dataclass(frozen=True)
 class ShardSaver(ShardTask):
-    """Saves shards, which are rows of `SHARD`, to a directory of savepoints; see `ShardTask`."""
+    """Saves shards, which are rows of `SHARD_COLUMNS`, to a directory of savepoints; see `ShardTask`."""
 
-    GIVEN: ClassVar[str] = SHARD
+    GIVEN: ClassVar[str] = SHARD_COLUMNS
     RETURNED: ClassVar[str] = "operator string, shard int, piece string, error string"
 
     #: Of the savepoint, and of who makes it
@@ -260,7 +268,7 @@ def save(
         open_storage(str(target), tasks.options) as targets,
     ):
         new = begin_savepoint(targets, name)
-        of = _Saving(tasks, logs, str(target), name)
+        of = _Saver(tasks, logs, str(target), name)
         query_id = of.location.query_id()
         operators, left_out, query = of_batch(
             of.location, batch_id, lambda batch: of.parts(batch, without, new, query_id)
@@ -324,7 +332,7 @@ def end(
         open_storage(str(checkpoint_location), tasks.options) as logs,
     ):
         require_free(targets, name)
-        of = _Saving(tasks, logs, str(target), name)
+        of = _Saver(tasks, logs, str(target), name)
         query_id = of.location.query_id()
         if query is not None and query_id != str(query.id):
             raise InvalidArgumentError(
@@ -395,7 +403,7 @@ def _require_names(without: Collection[str], comment: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Saving:
+class _Saver:
     """The source and target of a savepoint, whatever its micro-batch."""
 
     tasks: Tasks
@@ -419,7 +427,7 @@ class _Saving:
                 for name, step in steps.items()
             }
         pieces = self._saved(known, new.id)
-        operators = tuple(replace(of.operator, pieces=tuple(pieces[name])) for name, of in known.items())
+        operators = tuple(of.operator.with_pieces(pieces[name]) for name, of in known.items())
         sinks = decided_sinks(self.tasks.settings, self.tasks.options, query_id)
         return operators, left_out, saved_query(self.location, query_id, batch, new.folder, sinks)
 
@@ -478,24 +486,18 @@ class _Saving:
             )
         return found, tuple(left_out)
 
-    def _described(self, storage: ObjectStorage, name: str, step: StatefulStep) -> _Known:
+    def _described(self, storage: ObjectStorage, name: str, step: StatefulStep) -> _Unsaved:
         """Return an operator without pieces, and its shards' pointers."""
         pointers = step.pointers[name]
-        record: OperatorRecord | None = None
+        records = read_records(storage, pointers)
+        stored = {directory: stored_tables(storage, record) for directory, record in records.items()}
         tables: dict[str, TableSchema] = {}
-        declared: dict[str, TableSchema] = {}
-        stored_in: dict[str, StoredTables] = {}
-        is_continuous = True
-        for directory in sorted(pointers):
-            record = read_operator(storage, directory)
-            require_state_of(pointers[directory], record, storage.url)
-            stored = stored_in[directory] = stored_tables(storage, record)
-            declared, is_continuous = stored.declared, is_continuous and stored.is_continuous
-            for table, schema in stored.live.items():
+        for one in stored.values():
+            for table, schema in one.live.items():
                 before = tables.get(table)  # of another directory of the operator
                 both = before and replace(evolved(before, schema), not_null=before.not_null & schema.not_null)
                 tables[table] = both or schema
-        assert record is not None
+        newest = max(pointers)
         rows = [row for of in pointers.values() for row in of]
         times = tuple(
             ShardTimes(row.shard, row.earliest_timer_ms, row.batch_ms)
@@ -507,17 +509,16 @@ class _Saving:
             step.number,
             step.host,
             step.has_timeout,
-            record.shards,
+            records[newest].shards,
             tables,
-            declared,
-            is_continuous,
-            {**_modes(step), **record.configuration},
+            stored[newest].declared,
+            all(one.is_continuous for one in stored.values()),
+            {**_modes(step), **records[newest].configuration},
             times,
-            (),
         )
-        return _Known(operator, rows, stored_in)
+        return _Unsaved(operator, rows, stored)
 
-    def _saved(self, known: dict[str, _Known], maker: str) -> dict[str, list[Piece]]:
+    def _saved(self, known: dict[str, _Unsaved], maker: str) -> dict[str, list[Piece]]:
         shards = [shard_row(name, row) for name, of in known.items() for row in of.rows if row.pointer is not None]
         pieces: dict[str, list[Piece]] = {name: [] for name in known}
         tables = {name: of.operator.tables for name, of in known.items()}
@@ -526,14 +527,11 @@ class _Saving:
         for row in self.tasks.run(shards, saver):
             source = f"a piece of {row['operator']}"
             pieces[row["operator"]].append(Piece.read(json.loads(row["piece"]), source))
-        for name, of in known.items():
-            order = {table: place for place, table in enumerate(of.operator.tables)}
-            pieces[name].sort(key=lambda piece, order=order: (order[piece.table], piece.shard))  # type: ignore[misc]
         return pieces
 
 
 @dataclass(frozen=True)
-class _Known:
+class _Unsaved:
     """An operator before it is saved."""
 
     #: Without pieces. Its columns have the names that the query calls them by; what was dropped is not saved.
@@ -542,7 +540,7 @@ class _Known:
     stored: Mapping[str, StoredTables]  #: By directory
 
 
-def _without_rows(name: str, step: StatefulStep, batch: LoggedBatch) -> _Known:
+def _without_rows(name: str, step: StatefulStep, batch: LoggedBatch) -> _Unsaved:
     """Return an operator that has had no rows yet: it is saved as empty, and its name is unknown."""
     _log.warning(
         "operator %d of the query has had no rows yet, so its name is unknown: it is saved as %r, without state, and a "
@@ -551,8 +549,8 @@ def _without_rows(name: str, step: StatefulStep, batch: LoggedBatch) -> _Known:
         name,
     )
     shards, modes = partitions_of(batch.conf), _modes(step)
-    operator = SavedOperator(name, step.number, step.host, step.has_timeout, shards, {}, {}, True, modes, (), ())
-    return _Known(operator, [], {})
+    operator = SavedOperator(name, step.number, step.host, step.has_timeout, shards, configuration=modes)
+    return _Unsaved(operator, [], {})
 
 
 def _modes(step: StatefulStep) -> dict[str, str]:

@@ -48,7 +48,7 @@ from holdfast.spark_integration.savepoints.sparks_operators import (
     struct_of,
 )
 from holdfast.spark_integration.savepoints.tasks import settings_of, versions_of
-from holdfast.spark_integration.savepoints.write import TableRows, TableSetWriter, without_rows
+from holdfast.spark_integration.savepoints.write import TableRows, TableSetWriter
 from holdfast.spark_integration.shard.operator import STATE_TABLE
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, STATE_VARIABLES
 from holdfast.spark_integration.shard.timeout import TIME_MODES, TimeoutConf
@@ -276,10 +276,10 @@ def _saved(
         return _in_one_line(step, name, writer, described, shards)
     if step.host == GROUP_STATE:
         tables, has_timeout = _group_state(step, timeout_conf)
-        empty = without_rows(name, step.number, GROUP_STATE, shards, has_timeout=has_timeout)
+        empty = SavedOperator(name, step.number, GROUP_STATE, has_timeout, shards)
     else:
         tables = list(_processor(step))
-        empty = without_rows(name, step.number, STATE_VARIABLES, shards, configuration=step.modes)
+        empty = SavedOperator(name, step.number, STATE_VARIABLES, False, shards, configuration=step.modes)
     return writer.written(empty, tables)
 
 
@@ -289,9 +289,9 @@ def _in_one_line(step: _Step, name: str, writer: TableSetWriter, described: Desc
     own, timed = dict(found.configuration), found.is_timed
     if step.hosts_processors:
         own = {"timeMode": "EventTime" if timed else "None", "outputMode": "append", **own}
-        empty = without_rows(name, step.number, STATE_VARIABLES, shards, configuration=own)
+        empty = SavedOperator(name, step.number, STATE_VARIABLES, False, shards, configuration=own)
     else:
-        empty = without_rows(name, step.number, GROUP_STATE, shards, has_timeout=timed, configuration=own)
+        empty = SavedOperator(name, step.number, GROUP_STATE, timed, shards, configuration=own)
     return writer.written(empty, [found.table])
 
 

@@ -171,7 +171,7 @@ def restore_into(tasks: Tasks, new: NewQuery, saved: Restorable, make_state: Sta
     if changes.continue_sinks:
         require_sinks(new.storage, query)
     kept = [plan for plan in plans if not plan.is_reset]
-    states = {plan.saved.name: _State(new.storage, plan, new.query_id) for plan in kept}
+    states = {plan.saved.name: _Directory(new.storage, plan, new.query_id) for plan in kept}
     _advise_of_shards(states.values())
     new.fill(
         QueryOrigin(
@@ -215,7 +215,7 @@ def restore_into(tasks: Tasks, new: NewQuery, saved: Restorable, make_state: Sta
         )
 
 
-class _State:
+class _Directory:
     """The directory of one restored operator."""
 
     def __init__(self, storage: ObjectStorage, plan: Plan, query_id: str) -> None:
@@ -245,7 +245,7 @@ class _State:
         declare_tables(self._storage, declare_operator(self._storage, record), declared)
 
 
-def _advise_of_shards(states: Collection[_State]) -> None:
+def _advise_of_shards(states: Collection[_Directory]) -> None:
     """Advise on settings if a name implies another query's number of shards: without them the start fails."""
     misled = [state for state in states if state.shards_by_name not in (None, state.plan.shards)]
     if not misled:
@@ -266,7 +266,7 @@ def _advise_of_shards(states: Collection[_State]) -> None:
 
 
 def _restored(
-    tasks: Tasks, new: NewQuery, saved: Restorable, states: Mapping[str, _State]
+    tasks: Tasks, new: NewQuery, saved: Restorable, states: Mapping[str, _Directory]
 ) -> dict[str, dict[int, _Restored]]:
     rows = [row for state in states.values() for row in rows_of_shards(state.plan.saved, state.plan.shards)]
     found: dict[str, dict[int, _Restored]] = {name: {} for name in states}
@@ -289,7 +289,7 @@ def _restored(
     return found
 
 
-def _pointers(state: _State, shards: Mapping[int, _Restored], state_dir: str | None) -> Iterator[PointerRow]:
+def _pointers(state: _Directory, shards: Mapping[int, _Restored], state_dir: str | None) -> Iterator[PointerRow]:
     saved = state.plan.saved
     times = sorted(saved.times, key=lambda of: of.shard)
     numbers = [of.shard for of in times]

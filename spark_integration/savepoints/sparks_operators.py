@@ -111,7 +111,7 @@ def moved(host: str, rows: DataFrame, described: Described, *, has_watermark: bo
     keys = struct_of(rows.schema["key"]).fields
     if not keys or (host == AGGREGATION and len(keys) == 1 and _is_window(keys[0].dataType)):
         raise InvalidArgumentError("an aggregation without keys has no counterpart in holdfast: leave it as it is")
-    state = _State.of(rows)
+    state = _StateFrame.of(rows)
     if host in (DEDUPLICATION, WITHIN_WATERMARK):
         if described.aggregates or described.window:
             raise InvalidArgumentError("this operator has no aggregates and no window: leave them out", operator=host)
@@ -129,7 +129,7 @@ def moved(host: str, rows: DataFrame, described: Described, *, has_watermark: bo
 
 
 @dataclass(frozen=True)
-class _State:
+class _StateFrame:
     """Spark's state as a frame with numbered fields: names of buffers may repeat, and Spark mixes them up."""
 
     keys: list[T.StructField]
@@ -137,7 +137,7 @@ class _State:
     frame: DataFrame
 
     @classmethod
-    def of(cls, rows: DataFrame) -> _State:
+    def of(cls, rows: DataFrame) -> _StateFrame:
         keys, values = (struct_of(rows.schema[side]) for side in ("key", "value"))
         sides = [
             F.col(name).cast(T.StructType([T.StructField(f"c{place}", of.dataType) for place, of in enumerate(side)]))
@@ -175,7 +175,7 @@ def _types_of_keys(keys: list[T.StructField]) -> pa.Schema:
     return types_of_keys(keys)
 
 
-def _deduplication(state: _State, *, within: bool, has_watermark: bool) -> MovedOperator:
+def _deduplication(state: _StateFrame, *, within: bool, has_watermark: bool) -> MovedOperator:
     timed = [place for place, key in enumerate(state.keys) if Watermark.of(key) is not None]
     until = F.lit(None).cast("timestamp")
     if within:
@@ -197,7 +197,7 @@ def _deduplication(state: _State, *, within: bool, has_watermark: bool) -> Moved
     return _operator(function, frame, len(state.keys), ends, is_timed=has_watermark or ttl is not None)
 
 
-def _aggregation(state: _State, described: Described) -> MovedOperator:
+def _aggregation(state: _StateFrame, described: Described) -> MovedOperator:
     accumulators, columns = _accumulators(state, 0, described)
     windows = [place for place, key in enumerate(state.keys) if _is_window(key.dataType)]
     if described.window is None:
@@ -227,7 +227,7 @@ def _aggregation(state: _State, described: Described) -> MovedOperator:
     return _operator(function, frame, len(key_types), ends if is_watched else None, is_timed=is_watched)
 
 
-def _sessions(state: _State, described: Described) -> MovedOperator:
+def _sessions(state: _StateFrame, described: Described) -> MovedOperator:
     if described.window is not None:
         raise InvalidArgumentError("the aggregation has sessions, which keep their ends: leave window out")
     # Spark keeps the keys and the session beside the buffers once more, and the start behind the keys.
@@ -256,7 +256,7 @@ def _require_one_window(fields: Sequence[T.StructField], windows: Sequence[int])
         )
 
 
-def _places(state: _State, window: str | Sequence[str]) -> WindowPlaces:
+def _places(state: _StateFrame, window: str | Sequence[str]) -> WindowPlaces:
     durations = [window] if isinstance(window, str) else window
     if isinstance(durations, (list, tuple)) and 1 <= len(durations) <= 3 and all(isinstance(d, str) for d in durations):
         with suppress(AnalysisException, IllegalArgumentException):
@@ -280,7 +280,7 @@ def _require_windows(frame: DataFrame, window: Column, places: WindowPlaces) -> 
         )
 
 
-def _accumulators(state: _State, first: int, described: Described) -> tuple[tuple[Accumulator, ...], list[Column]]:
+def _accumulators(state: _StateFrame, first: int, described: Described) -> tuple[tuple[Accumulator, ...], list[Column]]:
     """Return the aggregates, and the columns of their state, in the buffers from number `first` on."""
     assert described.aggregates is not None
     accumulators: list[Accumulator] = []
@@ -362,7 +362,7 @@ def _parsed(name: str, text: str) -> tuple[str, T.DecimalType | None]:
     return function, taken
 
 
-def _others(state: _State, first: int, described: Described) -> InvalidArgumentError:
+def _others(state: _StateFrame, first: int, described: Described) -> InvalidArgumentError:
     return InvalidArgumentError(
         "Spark's state is not of these aggregates: name all of agg's, in order, each only once",
         given=dict(described.aggregates or {}),
@@ -396,7 +396,7 @@ def _of_unscaled(total: Column, t: T.DecimalType) -> Column:
     return (total.cast("decimal(19,0)") * F.lit(Decimal(1).scaleb(-t.scale))).cast(t)
 
 
-def _require_exact(state: _State, lost: list[Column]) -> None:
+def _require_exact(state: _StateFrame, lost: list[Column]) -> None:
     """Check that no sum of decimals has overflowed, or exceeds the digits that Spark keeps."""
     if lost and not state.frame.where(reduce(Column.__or__, lost)).isEmpty():
         raise InvalidArgumentError(

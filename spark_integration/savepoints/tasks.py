@@ -171,28 +171,24 @@ class SparkTasks:
         return partial(state_by_stub, self.spark, conf)
 
 
-@dataclass(frozen=True)
 class OwnProcess:
-    """A process without Spark."""
+    """A process without Spark, for a query's state directory.
 
-    settings: Settings  #: With the query's state directory
-    options: Mapping[str, object]  #: As `parse_storage_options` returned them
-    executor: Executor  #: Must not run the caller
-    at_once: int  #: How many shards are worked on side by side: each needs memory for its rows, up to three times
-    on_shard: Callable[[int], object]  #: Told how many shards are done since
+    `options`: values of ``spark.holdfast.storage.*``; `executor`: must not run the caller; `at_once`: how many shards
+    are worked on side by side, each with memory for its rows, up to three times; `on_shard`: told how many are done.
+    """
 
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         state_dir: str,
         options: Mapping[str, str],
         executor: Executor,
         at_once: int,
         on_shard: Callable[[int], object],
-    ) -> OwnProcess:
-        """Return the tasks for a state directory; the options are values of ``spark.holdfast.storage.*``."""
-        settings = Settings.parse({f"{PREFIX}state.dir": state_dir}, backend_names())
-        return cls(settings, parse_storage_options(options), executor, at_once, on_shard)
+    ) -> None:
+        self.settings = Settings.parse({f"{PREFIX}state.dir": state_dir}, backend_names())
+        self.options = parse_storage_options(options)
+        self._executor, self._at_once, self._on_shard = executor, at_once, on_shard
 
     def versions(self) -> dict[str, str]:
         """Return the releases involved, without Spark's."""
@@ -214,11 +210,11 @@ class OwnProcess:
                 facts = dict(zip(columns, row, strict=True))
                 return [{**lacking, **outcome} for outcome in task.outcomes(facts, opened)]
 
-            with closing(ahead(self.executor, done, shards, self.at_once)) as results:
+            with closing(ahead(self._executor, done, shards, self._at_once)) as results:
                 for rows in results:
                     require_no_error(rows)
                     found += rows
-                    self.on_shard(1)
+                    self._on_shard(1)
         return found
 
     def state_maker(self, conf: Mapping[str, str], hosts: Collection[str]) -> StateMaker:
@@ -227,7 +223,7 @@ class OwnProcess:
 
         def make(new: NewQuery, operators: Sequence[PointerOperator]) -> FirstState:
             new.require()  # all before may have taken long
-            puts = ahead(self.executor, lambda file: new.location.put(*file), state.files(operators), _PUTS_AT_ONCE)
+            puts = ahead(self._executor, lambda file: new.location.put(*file), state.files(operators), _PUTS_AT_ONCE)
             with closing(puts):
                 for _ in puts:
                     pass

@@ -25,7 +25,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -425,7 +424,7 @@ def write(
     with _begun(frames, target, name) as (writer, _, new):
         count = shards or writer.settings.shards or shuffle_partitions(writer.spark)
         query, versions = _no_query(sources, count), versions_of(writer.spark)
-        empty = without_rows(operator_name(None, operator), 0, GROUP_STATE, count, has_timeout=timeMode != "None")
+        empty = SavedOperator(operator_name(None, operator), 0, GROUP_STATE, timeMode != "None", count)
         made = Savepoint(name, comment, clock.now_ms(), versions, query, (writer.written(empty, rows),))
         new.finish(made)
     return made
@@ -492,19 +491,6 @@ def edit(
     return made
 
 
-def without_rows(
-    name: str,
-    number: int,
-    host: str,
-    shards: int,
-    *,
-    has_timeout: bool = False,
-    configuration: Mapping[str, str] = MappingProxyType({}),
-) -> SavedOperator:
-    """Return an operator to which tables can be written."""
-    return SavedOperator(name, number, host, has_timeout, shards, {}, {}, True, configuration, (), ())
-
-
 @contextmanager
 def _begun(
     frames: Mapping[str, DataFrame], target: str | Path, name: str
@@ -548,12 +534,10 @@ class TableSetWriter:
                 known = [ms for ms in (earliest_ms.get(row["shard"]), row["earliest_ms"]) if ms is not None]
                 earliest_ms[row["shard"]] = min(known, default=None)
             schemas |= own | {rows.schema.name: replace(rows.schema, not_null=not_null)}
-        places = {table: place for place, table in enumerate(schemas)}
-        pieces.sort(key=lambda piece: (places[piece.table], piece.shard))
         # The times of the last calls tell what was evicted before: nothing is known about the rows written here.
         times = tuple(ShardTimes(shard, due_ms, 0) for shard, due_ms in sorted(earliest_ms.items()))
         declared = operator.declared or schemas
-        return replace(operator, tables=schemas, declared=declared, times=times, pieces=tuple(pieces))
+        return replace(operator, tables=schemas, declared=declared, times=times).with_pieces(pieces)
 
 
 def _no_query(sources: int | Sequence[str], partitions: int) -> SavedQuery:

@@ -38,7 +38,7 @@ def without_spark(lab: Lab, state_dir: str) -> Iterator[OwnProcess]:
     given = {name: value for name, value in dict(lab.spark.conf.getAll).items() if name.startswith(prefix)}
     options = {name.removeprefix(prefix): value for name, value in given.items()}
     with ThreadPoolExecutor(4) as executor:
-        yield OwnProcess.of(state_dir, options, executor, 2, lambda _: None)
+        yield OwnProcess(state_dir, options, executor, 2, lambda _: None)
 
 
 def read_by_spark(

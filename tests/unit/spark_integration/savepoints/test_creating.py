@@ -467,7 +467,7 @@ def done() -> list[int]:
 @pytest.fixture
 def alone(tmp_path: Path, done: list[int]) -> Iterator[OwnProcess]:
     with ThreadPoolExecutor(8) as executor:
-        yield OwnProcess.of(str(tmp_path / "durable"), {}, executor, 2, done.append)
+        yield OwnProcess(str(tmp_path / "durable"), {}, executor, 2, done.append)
 
 
 def test_shards_are_worked_on_side_by_side_but_no_more_than_memory_has_room_for(

@@ -449,7 +449,7 @@ def a_restorable(folder: Path, pinned: dict[str, str], changes: Changes | None =
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[OwnProcess]:
     with ThreadPoolExecutor(4) as executor:
-        yield OwnProcess.of(str(tmp_path / "state"), {}, executor, 2, lambda _: None)
+        yield OwnProcess(str(tmp_path / "state"), {}, executor, 2, lambda _: None)
 
 
 def pointers(folder: Path) -> dict[int, int | None]:

@@ -140,7 +140,7 @@ class Store:
             for shard, pointer in pointers.items()
         ]
         saver = ShardSaver(self.settings, str(self.folder / "savepoints"), name, "", *as_stored(directory))
-        names = columns_of(creating.SHARD).names
+        names = columns_of(creating.SHARD_COLUMNS).names
         found = outcomes(saver, [dict(zip(names, row, strict=True)) for row in rows])
         pieces = [Piece.read(json.loads(row["piece"]), "a piece") for row in found]
         times = tuple(ShardTimes(shard, None, 0) for shard in pointers)
@@ -329,7 +329,7 @@ def test_lost_state_is_an_error_that_names_it(store: Store) -> None:
     pointers = store.write(some_hashes(1), 2)
     saver = ShardSaver(store.settings, str(store.folder / "savepoints"), "one", "", *as_stored("totals"))
     lost = PointerRow("q", "totals", 0, 2, replace_id(pointers[0]), None, None, 0)
-    names = columns_of(creating.SHARD).names
+    names = columns_of(creating.SHARD_COLUMNS).names
     (row,) = outcomes(saver, [dict(zip(names, shard_row("totals", lost), strict=True))])
     assert row["error"].startswith("StateLostError: ")
 
