@@ -97,7 +97,8 @@ class DueTimers:
         start = 0
         while start < len(self):
             end = min(start + at_once.count, len(self))
-            yield DueTimers(self.keys.take(np.arange(start, end)), self.due_ms[start:end])
+            keys = Keys(self.keys.hashes[start:end], self.keys.columns.slice(start, end - start))
+            yield DueTimers(keys, self.due_ms[start:end])
             start = end
 
 
@@ -124,6 +125,19 @@ class Timers:
             for run in self._transaction.scan(self._table, _bound(first_ms), _bound(before_ms - 1)):
                 for chunk in run.chunks(timers_each, run.size_bytes + 1):
                     yield _timers(chunk)
+
+    def taken(self, first_ms: int, before_ms: int) -> Iterator[DueTimers]:
+        """Remove and yield timers due in [first_ms, before_ms), earliest first, with as many keys as fit at once.
+
+        What is read of these keys decides how many fit. Write after the last: each write before a look-up is searched.
+        """
+        at_once, measures = KeysAtOnce(), self._transaction.measures
+        for due in self.due(first_ms, before_ms, _TAKEN_AT_ONCE):
+            for some in due.pieces(at_once):
+                self.remove(some.keys, some.due_ms)
+                moved_bytes = measures.moved_bytes
+                yield some
+                at_once.learn(len(some), measures.moved_bytes - moved_bytes)
 
     def earliest(self, first_ms: int) -> int | None:
         """Return when the earliest timer at or after `first_ms` is due; None if there is none."""

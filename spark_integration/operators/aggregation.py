@@ -49,7 +49,7 @@ from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
 from holdfast.spark_integration.spark_types import Watermark, arrow_schema, conform_output, types_of_keys
 from holdfast.spark_integration.tables.restarting import OperatorFunction
 from holdfast.spark_integration.transport.packed import quoted
-from holdfast.spark_integration.ttl.ends import Ends, microseconds, slabs, timestamps
+from holdfast.spark_integration.ttl.ends import Ends, microseconds, timestamps
 from holdfast.spark_integration.vectorised.arrays import shown_keys
 
 #: The key column of a window, and the column of the rows that says when it ends.
@@ -127,14 +127,14 @@ class Aggregation(OperatorFunction):
 
     def _over(self, ends: Ends, batch: ShardInput, transaction: Transaction) -> Iterator[pa.RecordBatch]:
         """Remove windows that are over, and yield them in append mode."""
-        over = ends.take_over(batch.counts)
-        if over is None:
-            return
-        if self.emits == "append":
-            for keys in slabs(over):
+        over = []
+        for keys in ends.over(batch.counts):
+            over.append(keys)
+            if self.emits == "append":
                 states = pa.Table.from_batches([transaction.get(STATE_TABLE, keys).values])
                 yield self._shown(keys, states, batch.operator)
-        transaction.delete(STATE_TABLE, over)
+        while over:
+            transaction.delete(STATE_TABLE, over.pop())
 
     def _ends_of(self, keys: Keys) -> IntArray:
         assert self.window is not None

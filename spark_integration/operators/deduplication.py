@@ -110,8 +110,7 @@ class Deduplication(OperatorFunction):
 
     def _forget(self, ends: Ends, batch: ShardInput, transaction: Transaction) -> None:
         """Remove the keys whose time is up."""
-        over = ends.take_over(batch.counts)
-        if over is not None:
+        for over in ends.over(batch.counts):
             transaction.delete(STATE_TABLE, over)
 
 

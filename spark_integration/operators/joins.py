@@ -56,7 +56,7 @@ from holdfast.spark_integration.shard.operator import ShardInput
 from holdfast.spark_integration.spark_types import conform_output
 from holdfast.spark_integration.tables.entry_rows import EntryRows
 from holdfast.spark_integration.tables.restarting import OperatorFunction
-from holdfast.spark_integration.ttl.ends import Ends, due_of, microseconds, microseconds_or_0, slabs
+from holdfast.spark_integration.ttl.ends import Ends, due_of, microseconds, microseconds_or_0
 from holdfast.spark_integration.vectorised.arrays import shown_keys, without_views
 
 #: Columns of the rows: their side, and their time.
@@ -190,15 +190,12 @@ class Sides:
         columns = [*values, pa.array(has_matched)] if side.notes_matches else values
         transaction.put(side.table, keys, from_columns(columns, side.state.value, len(keys)))
 
-    def by_side(self, over: Keys) -> tuple[Keys, Keys]:
-        """Return the whole keys of the left side's rows and of the right side's, given entries of the index."""
+    def by_side(self, over: Keys) -> Iterator[tuple[JoinSide, Keys]]:
+        """Yield the left side and the whole keys of its rows, then the right one's, given entries of the index."""
         is_left = to_bools(over.columns.columns[-1])
-        own = [(self.left, over.take(np.flatnonzero(is_left))), (self.right, over.take(np.flatnonzero(~is_left)))]
-        left, right = (
-            Keys(keys.hashes, from_columns(keys.columns.columns[: len(side.state.key)], side.state.key, len(keys)))
-            for side, keys in own
-        )
-        return left, right
+        for side, is_own in ((self.left, is_left), (self.right, ~is_left)):
+            keys, own = over.take(np.flatnonzero(is_own)), side.state.key
+            yield side, Keys(keys.hashes, from_columns(keys.columns.columns[: len(own)], own, len(keys)))
 
     def grouping_of(self, keys: Keys) -> Keys:
         """Return the keys by which rows are grouped, given their whole keys."""
@@ -250,22 +247,24 @@ class Join(OperatorFunction):
         ends = Ends(transaction, batch.times)
         if batch.rows.num_rows:
             yield from _Call(self, batch, transaction, ends).output()
-        over = ends.take_over(batch.counts)
-        if over is not None:
-            for side, keys in zip((self.sides.left, self.sides.right), self.sides.by_side(over), strict=True):
+        over: list[tuple[JoinSide, Keys]] = []
+        for some in ends.over(batch.counts):
+            for side, keys in self.sides.by_side(some):
+                over.append((side, keys))
                 if side.notes_matches:
-                    yield from self._alone(side, keys, transaction, batch.operator)
-                transaction.delete(side.table, keys)
+                    yield self._alone(side, keys, transaction, batch.operator)
+        while over:
+            side, keys = over.pop()
+            transaction.delete(side.table, keys)
         return ends.earliest_ms()
 
-    def _alone(self, side: JoinSide, keys: Keys, transaction: Transaction, operator: str) -> Iterator[pa.RecordBatch]:
-        """Yield the rows without any match."""
-        for slab in slabs(keys):
-            found = transaction.get(side.table, slab)
-            rows = np.flatnonzero(found.exists & ~to_bools(found.values.columns[-1]))
-            alone, values = slab.take(rows), take(found.values, rows).columns
-            columns = {side.table: [self.sides.time_of(alone), *values]}
-            yield self.sides.shown(self.sides.grouping_of(alone), columns, operator)
+    def _alone(self, side: JoinSide, keys: Keys, transaction: Transaction, operator: str) -> pa.RecordBatch:
+        """Return the rows without any match."""
+        found = transaction.get(side.table, keys)
+        rows = np.flatnonzero(found.exists & ~to_bools(found.values.columns[-1]))
+        alone, values = keys.take(rows), take(found.values, rows).columns
+        columns = {side.table: [self.sides.time_of(alone), *values]}
+        return self.sides.shown(self.sides.grouping_of(alone), columns, operator)
 
 
 class _Call:
@@ -342,10 +341,11 @@ class AsofJoin(OperatorFunction):
         ends = Ends(transaction, batch.times)
         if batch.rows.num_rows:
             yield self._kept(batch, transaction, ends)
-        over = ends.take_over(batch.counts)
-        if over is not None:
-            left, right = self.sides.by_side(over)
-            for slab in slabs(left):
+        over = list(ends.over(batch.counts))
+        if over:
+            (_, left), (_, right) = self.sides.by_side(Keys.concat(over))
+            for start in range(0, len(left), _AT_ONCE):
+                slab = left.take(np.arange(start, min(start + _AT_ONCE, len(left))))
                 yield self._matched(slab, transaction, batch.operator)
             transaction.delete(self.sides.left.table, left)
             transaction.delete(self.sides.right.table, right)
@@ -388,7 +388,7 @@ class AsofJoin(OperatorFunction):
         return self.sides.shown(grouping, columns, operator)
 
 
-#: Pairs that are found at once: a row may have millions.
+#: Pairs that are found at once, as a row may have millions, and rows that are matched at once.
 _AT_ONCE = 65_536
 
 

@@ -58,7 +58,7 @@ from holdfast.spark_integration.shard.operator import ShardInput
 from holdfast.spark_integration.spark_types import conform_output, types_of_keys
 from holdfast.spark_integration.tables.entry_rows import Entries, EntryRows
 from holdfast.spark_integration.tables.restarting import OperatorFunction
-from holdfast.spark_integration.ttl.ends import Ends, microseconds, microseconds_or_0, slabs, timestamps
+from holdfast.spark_integration.ttl.ends import Ends, microseconds, microseconds_or_0, timestamps
 from holdfast.spark_integration.vectorised.arrays import shown_keys
 
 #: The last key column, and the first value column.
@@ -142,17 +142,15 @@ class Sessions(OperatorFunction):
 
     def _over(self, ends: Ends, batch: ShardInput, transaction: Transaction) -> Iterator[pa.RecordBatch]:
         """Remove and yield the sessions that are over; those that have grown meanwhile wait for their new end."""
-        over = ends.take_over(batch.counts)
-        if over is None:
-            return
         gone: list[Keys] = []
-        for keys in slabs(over):
+        for keys in ends.over(batch.counts):
             found = transaction.get(SEVERAL, keys)
             end_us = np.where(found.exists, microseconds_or_0(found.values.column(0)), 0)
             ended = np.flatnonzero(found.exists & ~ends.go_on(keys, end_us))
             gone.append(keys.take(ended))
             yield self._shown(gone[-1], pa.Table.from_batches([take(found.values, ended)]), batch.operator)
-        transaction.delete(SEVERAL, Keys.concat(gone))
+        while gone:
+            transaction.delete(SEVERAL, gone.pop())
 
     def _shown(self, keys: Keys, sessions: pa.Table, operator: str) -> pa.RecordBatch:
         columns = shown_keys(keys, self.key_types)

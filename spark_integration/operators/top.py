@@ -64,7 +64,6 @@ from holdfast.spark_integration.ttl.ends import (
     Ends,
     Ttl,
     forget_rows,
-    slabs,
     until_us,
     with_until,
 )
@@ -181,16 +180,16 @@ class Top(OperatorFunction):
 
 def _forget_lists(ends: Ends, entries: EntryRows, batch: ShardInput) -> None:
     """Remove the lists whose time is up."""
-    over = ends.take_over(batch.counts)
-    if over is None:
-        return
-    for keys in slabs(over):
+    gone = []
+    for keys in ends.over(batch.counts):
         order = order_rows(keys.hashes, keys.columns)
         each = keys.take(order.rows[order.first])
         until = np.zeros(len(each), np.int64)
         for found in entries.scan(each):
             np.maximum.at(until, found.places, until_us(found.values.column(UNTIL.name)))
-        entries.delete_all(each.take(np.flatnonzero(~ends.go_on(each, until))))
+        gone.append(each.take(np.flatnonzero(~ends.go_on(each, until))))
+    while gone:
+        entries.delete_all(gone.pop())
 
 
 @dataclass(frozen=True)

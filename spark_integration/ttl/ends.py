@@ -38,14 +38,6 @@ from holdfast.spark_integration.transport.packed import moments_of
 UNTIL = pa.field("until", pa.timestamp("us", "UTC"))
 #: `UNTIL` of a row that is remembered for ever, in numbers.
 NEVER = np.iinfo(np.int64).max
-#: Rows that are looked up at once.
-_AT_ONCE = 65_536
-
-
-def slabs(keys: Keys) -> Iterator[Keys]:
-    """Yield keys in slabs to look up together; write only after the last look-up."""
-    for start in range(0, len(keys), _AT_ONCE):
-        yield keys.take(np.arange(start, min(start + _AT_ONCE, len(keys))))
 
 
 class Ends:
@@ -88,17 +80,14 @@ class Ends:
         self.add(keys.take(rows), end_us[rows])
         return lives
 
-    def take_over(self, counts: CallCounts) -> Keys | None:
-        """Remove expired rows from the index, and return them, earliest first; None if there are none."""
+    def over(self, counts: CallCounts) -> Iterator[Keys]:
+        """Remove expired rows from the index, and yield them, earliest first; see `Timers.taken`."""
         if self._earliest_ms is None or self._now_ms is None or self._now_ms <= self._earliest_ms:
-            return None
-        due = list(self._index.due(self._earliest_ms, self._now_ms, _AT_ONCE))
-        over = Keys.concat([some.keys for some in due]) if due else None
-        if over is not None:
-            self._index.remove(over, np.concatenate([some.due_ms for some in due]))
-            counts.timers_due += len(over)
-        self._earliest_ms = self._index.earliest(self._now_ms)
-        return over
+            return
+        first_ms, self._earliest_ms = self._earliest_ms, self._index.earliest(self._now_ms)
+        for due in self._index.taken(first_ms, self._now_ms):
+            counts.timers_due += len(due)
+            yield due.keys
 
     def earliest_ms(self) -> int | None:
         """Return the latest time for the shard's next call; None if it needs none."""
@@ -165,12 +154,10 @@ def with_until(value_types: pa.Schema, ttl: Ttl | None) -> pa.Schema:
 
 def forget_rows(ends: Ends, batch: ShardInput, transaction: Transaction) -> None:
     """Remove keys whose time is up from a table with one row each; keys that were refreshed stay."""
-    over = ends.take_over(batch.counts)
-    if over is None:
-        return
     gone = []
-    for keys in slabs(over):
+    for keys in ends.over(batch.counts):
         found = transaction.get(STATE_TABLE, keys)
         until = np.where(found.exists, until_us(found.values.column(UNTIL.name)), 0)
         gone.append(keys.take(np.flatnonzero(~ends.go_on(keys, until))))
-    transaction.delete(STATE_TABLE, Keys.concat(gone))
+    while gone:
+        transaction.delete(STATE_TABLE, gone.pop())

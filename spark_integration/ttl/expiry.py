@@ -28,7 +28,7 @@ from holdfast.backends.arrow.rows import BoolArray, IntArray, take
 from holdfast.backends.base import Found
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration.timers import KeysAtOnce, Timers, is_by_time, timers_schema
+from holdfast.spark_integration.timers import Timers, is_by_time, timers_schema
 
 if TYPE_CHECKING:
     from holdfast.spark_integration.shard.operator import BatchTimes
@@ -38,10 +38,8 @@ EXPIRES = "expires_ms"
 #: 10,000 years.
 LONGEST_TTL_MS = 10_000 * 366 * 86_400_000
 STEPS = 64
-_EVICTED_AT_ONCE = 65_536
 #: Expiry of a row written while its table had no time to live; later than all indexed times.
 NEVER = np.iinfo(np.int64).max
-_GONE = -1
 
 
 class KeyRows:
@@ -98,7 +96,6 @@ class Expiry:
         self._ttl_ms = ttl_ms
         self._step_ms = 1 << max(0, ((ttl_ms or 0) // STEPS).bit_length() - 1)
         self._first_ms = 0 if evicted_until_ms is None else evicted_until_ms + 1
-        self._at_once = KeysAtOnce()
 
     def expires_ms(self, written_ms: IntArray) -> IntArray:
         """Return when rows written at these times expire."""
@@ -113,34 +110,16 @@ class Expiry:
 
     def evict(self, transaction: Transaction) -> None:
         """Remove the rows that have expired."""
-        index = Timers(transaction, self.index)
-        parts = [
-            (due, self._expire_at(transaction, due.keys))
-            for due in index.due(self._first_ms, self.now_ms + 1, _EVICTED_AT_ONCE)
-        ]
-        if not parts:
-            return
-        # Write after all look-ups: each write before a look-up is searched by it.
-        keys = Keys.concat([due.keys for due, _ in parts])
-        expires_ms = np.concatenate([expires_ms for _, expires_ms in parts])
-        index.remove(keys, np.concatenate([due.due_ms for due, _ in parts]))
-        live = np.flatnonzero((expires_ms > self.now_ms) & (expires_ms != NEVER))
-        self.place(transaction, keys.take(live), expires_ms[live])
-        expired = np.flatnonzero((expires_ms != _GONE) & (expires_ms <= self.now_ms))
-        if len(expired):
-            transaction.delete(self.table, keys.take(expired))
-
-    def _expire_at(self, transaction: Transaction, keys: Keys) -> IntArray:
-        """Return when rows expire, `_GONE` for an absent one; reads their values, which may be large."""
-        found_ms = np.full(len(keys), _GONE)
-        start = 0
-        while start < len(keys):
-            rows = np.arange(start, min(start + self._at_once.count, len(keys)))
-            found = transaction.get(self.table, keys.take(rows))
-            found_ms[rows] = np.where(found.exists, expires_of(found.values), _GONE)
-            start += len(rows)
-            self._at_once.learn(len(rows), found.values.nbytes)
-        return found_ms
+        gone = []
+        for due in Timers(transaction, self.index).taken(self._first_ms, self.now_ms + 1):
+            found = transaction.get(self.table, due.keys)  # reads their values, which may be large
+            expires_ms = expires_of(found.values)
+            has_expired = expires_ms <= self.now_ms
+            live = np.flatnonzero(found.exists & ~has_expired & (expires_ms != NEVER))
+            self.place(transaction, due.keys.take(live), expires_ms[live])
+            gone.append(due.keys.take(np.flatnonzero(found.exists & has_expired)))
+        while gone:
+            transaction.delete(self.table, gone.pop())
 
     def earliest(self, transaction: Transaction) -> int | None:
         """Return when the next rows can be evicted, after `evict`; None if none ever expire."""

@@ -6,9 +6,11 @@ import datetime as dt
 import json
 import math
 import tempfile
+import tracemalloc
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast import clock
+from holdfast.backends.base import Found
+from holdfast.backends.run import Keys
+from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.errors import SchemaMismatchError
+from holdfast.mvcc import Transaction, VersionedStore
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
+from holdfast.spark_integration import timers
 from holdfast.spark_integration.lookup.keys import hash_of_key
 from holdfast.spark_integration.operators import joins
 from holdfast.spark_integration.operators.accumulators import Accumulator, Collected, Count, Extreme, Picked, Sum
@@ -31,9 +39,10 @@ from holdfast.spark_integration.operators.panes import WindowPlaces
 from holdfast.spark_integration.operators.places import Places
 from holdfast.spark_integration.operators.sessions import Sessions
 from holdfast.spark_integration.processor.state.variable_tables import JOINED_LEFT, JOINED_RIGHT, LATEST_RIGHT
-from holdfast.spark_integration.shard.operator import ShardFunction
+from holdfast.spark_integration.shard.operator import BatchTimes, ShardFunction, ShardInput
 from holdfast.spark_integration.shard_call.call import gather_rows
 from holdfast.spark_integration.spark_types import Watermark
+from holdfast.spark_integration.timers import KeysAtOnce
 from holdfast.spark_integration.transport.packed import (
     BLOB,
     EVENT_TIME,
@@ -61,6 +70,15 @@ ROWS = st.lists(
 BATCHES = st.lists(st.tuples(ROWS, st.integers(0, 60)), min_size=1, max_size=6).map(
     lambda batches: [(rows, max(mark for _, mark in batches[: i + 1])) for i, (rows, _) in enumerate(batches)]
 )
+#: Sessions that are over at once, and a pool that counts what Arrow holds of them; no buffer may outlive it.
+OVER = 100_000
+COUNTED = pa.proxy_memory_pool(pa.default_memory_pool())
+
+
+@pytest.fixture(autouse=True)
+def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is over goes in several turns, few as the rows are."""
+    monkeypatch.setattr(KeysAtOnce.__init__, "__defaults__", (3,))
 
 
 def at(ms: int) -> dt.datetime:
@@ -176,6 +194,64 @@ def merged(parts: list[tuple[int, int, list[Any]]]) -> list[tuple[int, int, list
         else:
             found.append((start, end, values))
     return found
+
+
+@pytest.mark.parametrize("operator", [windows, sessions])
+def test_large_rows_that_are_over_are_read_and_shown_in_turns(operator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a pause of the stream very many are over at once: of 100 KB each, no worker holds them all."""
+    monkeypatch.setattr(timers, "AT_ONCE_BYTES", 10_000)
+    usual = windows("append") if operator is windows else sessions()
+    types = pa.schema([*list(usual.output_types)[:2], ("text", pa.string())])
+    function = replace(usual, accumulators=(Extreme("text", "v", pa.string(), "max"),), output_types=types)
+    rows = table([(f"user {n}", 0, LENGTH, None) for n in range(100)])
+    rows = rows.set_column(3, "v", pa.array(["x" * 1000] * 100))
+    read: list[int] = []
+    get = Transaction.get
+
+    def watched(transaction: Transaction, name: str, keys: Keys) -> Found:
+        found = get(transaction, name, keys)
+        read.append(found.values.nbytes)
+        return found
+
+    with shard(function, "user", *([WINDOW_START] if operator is windows else [])) as one:
+        one.run(sent(function, rows) if isinstance(function, Aggregation) else rows, 0)
+        monkeypatch.setattr(Transaction, "get", watched)
+        assert len(one.run(rows.slice(0, 0), 1000)) == 100
+        assert one.stored("state" if operator is windows else "s.state") == one.stored("timers_by_due") == []
+    assert max(read) < 12_000, "all of them are 100,000"
+
+
+@pytest.mark.slow(2)
+def test_of_sessions_that_are_over_at_once_only_their_removal_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Millions are, after a pause of the stream: the commit needs their keys, and nothing else of them is held."""
+    monkeypatch.setattr(timers, "AT_ONCE_BYTES", 200_000)
+    numbers, function = np.arange(OVER), sessions()
+    starts, ends = (pa.array((numbers % 50 + wait) * 1000).view(TIME) for wait in (0, GAP))
+    rows = pa.table({"user": pa.array(numbers).cast(pa.string()), WINDOW_START: starts, WINDOW_END: ends, "v": numbers})
+    hashes = pa.array(numbers * -7046029254386353131)
+
+    def shown(rows: pa.Table, watermark_ms: int, transaction: Transaction) -> int:
+        times = BatchTimes(0, watermark_ms, 0, None)
+        given = ShardInput("op", 0, 0, rows, rows.select(["user"]), hashes.slice(0, len(rows)), times)
+        return sum(len(output) for output in function.run(given, transaction))
+
+    with MemoryBackend(tmp_path, function.tables(), clock.new_id) as backend:
+        store, usual = VersionedStore(backend), pa.default_memory_pool()
+        with store.begin(None) as transaction:
+            shown(rows, 0, transaction)
+            pointer = transaction.commit()
+        with store.begin(pointer) as transaction:
+            pa.set_memory_pool(COUNTED)
+            tracemalloc.start()
+            try:
+                assert shown(rows.slice(0, 0), 1000, transaction) == OVER
+                held_bytes = COUNTED.max_memory() + tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+                pa.set_memory_pool(usual)
+    assert held_bytes / OVER < 150, "a key with its hash has 30, in state and in the index"
 
 
 def test_sessions_of_a_batch_are_all_over() -> None:
