@@ -225,7 +225,9 @@ class Transaction:
     def delete(self, table: str, keys: Keys) -> None:
         """Remove the state of each key; keys without state are fine."""
         self._require_open()
-        self._write(table, Run.build(find_table(self.tables, table), keys, None))
+        # Without the value columns: nulls take as much memory as values.
+        of_keys = replace(find_table(self.tables, table), value=pa.schema([]))
+        self._write(table, Run.build(of_keys, keys, None))
 
     def _write(self, table: str, run: Run) -> None:
         if len(run):
@@ -304,7 +306,9 @@ class Transaction:
                 raise self._failure
             with self.measures.committing():
                 tables = list(self._writes)
-                runs = {table: merge_runs(self._writes.pop(table), drop_deletes=False) for table in tables}
+                runs = {
+                    t: merge_runs(self._writes.pop(t), drop_deletes=False).projected(self.tables[t]) for t in tables
+                }
                 pointer = self._commit(self, runs) if runs else self.base
             self.measures.written(runs, is_first=self._view is None)
             return pointer

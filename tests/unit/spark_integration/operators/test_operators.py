@@ -251,7 +251,7 @@ def test_of_sessions_that_are_over_at_once_only_their_removal_is_held(
             finally:
                 tracemalloc.stop()
                 pa.set_memory_pool(usual)
-    assert held_bytes / OVER < 150, "a key with its hash has 30, in state and in the index"
+    assert held_bytes / OVER < 100, "a key with its hash has 30, in state and in the index"
 
 
 def test_sessions_of_a_batch_are_all_over() -> None:
