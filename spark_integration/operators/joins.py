@@ -56,6 +56,7 @@ from holdfast.spark_integration.shard.operator import ShardInput
 from holdfast.spark_integration.spark_types import conform_output
 from holdfast.spark_integration.tables.entry_rows import EntryRows
 from holdfast.spark_integration.tables.restarting import OperatorFunction
+from holdfast.spark_integration.timers import AT_ONCE_BYTES
 from holdfast.spark_integration.ttl.ends import Ends, due_of, microseconds, microseconds_or_0
 from holdfast.spark_integration.vectorised.arrays import shown_keys, without_views
 
@@ -110,6 +111,11 @@ class SideRows:
     def times(self) -> KeyedTimes:
         """Keys and times of the rows that can match others."""
         return KeyedTimes(self.key[self.can_match], self.at_us[self.can_match])
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row, on average."""
+        return int(self.values.nbytes) // max(1, len(self.key))
 
     def shown(self, rows: IntArray) -> list[pa.Array]:
         """Return the columns of some rows."""
@@ -302,7 +308,7 @@ class _Call:
 
     def _matched(self, rows: SideRows, new: SideRows, near: Near) -> Iterator[pa.RecordBatch]:
         """Yield each of `rows` beside each of `new` that it is near."""
-        for of_rows, of_new in near.pairs(rows.times):
+        for of_rows, of_new in near.pairs(rows.times, rows.row_bytes + new.row_bytes):
             row, other = rows.can_match[of_rows], new.can_match[of_new]
             rows.has_matched[row] = True
             new.has_matched[other] = True
@@ -388,7 +394,7 @@ class AsofJoin(OperatorFunction):
         return self.sides.shown(grouping, columns, operator)
 
 
-#: Pairs that are found at once, as a row may have millions, and rows that are matched at once.
+#: Pairs that are found at once, at most, as a row may have millions; and rows that are matched at once.
 _AT_ONCE = 65_536
 
 
@@ -418,14 +424,15 @@ class Near:
         self._order = order_numbers(places.view(np.uint64))
         self._sorted = places[self._order]
 
-    def pairs(self, others: KeyedTimes) -> Iterator[tuple[IntArray, IntArray]]:
-        """Yield the `others` near each row, a limited number of pairs at once."""
+    def pairs(self, others: KeyedTimes, pair_bytes: int) -> Iterator[tuple[IntArray, IntArray]]:
+        """Yield the `others` near each row, as many pairs at once as fit."""
         first = np.searchsorted(self._sorted, self._places.of(others.key, others.at - self._within_us))
         end = np.searchsorted(self._sorted, self._places.of(others.key, others.at + self._within_us, "right"))
         so_far = np.cumsum(end - first)
         total = int(so_far[-1]) if len(so_far) else 0
-        for start in range(0, total, _AT_ONCE):
-            pair = np.arange(start, min(start + _AT_ONCE, total))
+        at_once = max(1, min(_AT_ONCE, AT_ONCE_BYTES // max(1, pair_bytes)))
+        for start in range(0, total, at_once):
+            pair = np.arange(start, min(start + at_once, total))
             other = np.searchsorted(so_far, pair, side="right")
             yield other, self._order[end[other] - (so_far[other] - pair)]
 

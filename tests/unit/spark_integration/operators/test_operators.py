@@ -654,14 +654,14 @@ def test_a_row_gets_the_latest_one_at_or_before_it(batches: list[tuple[list[Any]
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30)), max_size=30), st.integers(1, 12), st.integers(1, 50))
 def test_pairs_come_in_pieces(rows: list[tuple[int, int]], within: int, at_once: int) -> None:
-    """However many pairs a row has: all of them, each once."""
+    """However many pairs a row has, and however large: all of them, each once."""
     keys, times = (np.array(column, np.int64) for column in zip(*rows, strict=True)) if rows else ([], [])
     of = KeyedTimes(np.asarray(keys, np.int64), np.asarray(times, np.int64))
     expected = {(i, j) for i, one in enumerate(rows) for j, other in enumerate(rows) if one[0] == other[0]}
     expected = {(i, j) for i, j in expected if abs(rows[i][1] - rows[j][1]) <= within}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(joins, "_AT_ONCE", at_once)
-        pieces = list(Near(of, within, 4).pairs(of))
+        patch.setattr(joins, "AT_ONCE_BYTES", 10 * at_once)
+        pieces = list(Near(of, within, 4).pairs(of, 10))
     assert all(len(others) <= at_once for others, _ in pieces)
     found = [pair for others, near in pieces for pair in zip(others.tolist(), near.tolist(), strict=True)]
     assert sorted(found) == sorted(expected)
