@@ -11,7 +11,6 @@ import pytest
 
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage.errors import map_error, translated
-from holdfast.snapshotter.storage.object_storage import require_deleted
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options, secrets_of
 
@@ -286,8 +285,9 @@ def test_our_own_errors_and_interrupts_pass() -> None:
 
 def test_one_hopeless_failure_makes_a_delete_hopeless() -> None:
     failures: list[tuple[str, HoldfastError]] = [("a", UnavailableError("x")), ("b", InvalidArgumentError("y"))]
+    storage = open_storage("memory://deleted")
     with pytest.raises(InvalidArgumentError) as raised:
-        require_deleted(failures, "s3://b")
+        storage._require_deleted(failures)
     assert (raised.value.facts["failed"], raised.value.facts["key"]) == (2, "b")
     with pytest.raises(UnavailableError):
-        require_deleted(failures[:1], "s3://b")
+        storage._require_deleted(failures[:1])
