@@ -224,33 +224,34 @@ class OperatorSigns:
     """The signs in one operator's directory."""
 
     name: str
-    stored_ms: int  #: As in `Signs`
-    reports: tuple[Report, ...]
-    claim: Claim | None  #: The newest; None where there is none, or it cannot be read
-    is_lost: bool  #: Whether its record cannot be read
-    awaits_start: bool  #: As in `Signs`
+    record: OperatorRecord | HoldfastError  #: The error if it is damaged, or deleted since it was listed
+    claim: Claim | None = None  #: The newest; None where there is none, or it cannot be read
+    stored_ms: int = 0  #: As in `Signs`
+    reports: tuple[Report, ...] = ()
+    awaits_start: bool = False  #: As in `Signs`
 
     @classmethod
-    def of(
-        cls, storage: ObjectStorage, listing: OperatorListing, record: OperatorRecord | HoldfastError
-    ) -> OperatorSigns:
-        """Return the signs from a listing, the newest claim, and the record or its error."""
-        newest, claim = listing.claim(), None
+    def of(cls, storage: ObjectStorage, listing: OperatorListing) -> OperatorSigns:
+        """Return the signs from a listing, the record, and the newest claim."""
+        newest, claim, awaits_start = listing.claim(), None, False
         if newest is not None:
             with suppress(CorruptionError, NotFoundError):  # verify reports damage; old claims are deleted
                 claim = read_claim(claims_of(storage, listing.name), newest)
+        record: OperatorRecord | HoldfastError
+        try:
+            record = read_operator(storage, listing.name)
+            awaits_start = newest is None and origin_of(storage, record.query_id) is not None
+        except (CorruptionError, NotFoundError) as exc:
+            record = exc
         stored = (o.modified_ms for shard in listing.shards.values() for o in shard.versions)
         found = tuple(reports(listing.shards.values()))
-        stored_ms = max(stored, default=0)
-        if isinstance(record, HoldfastError):
-            return cls(listing.name, stored_ms, found, claim, is_lost=True, awaits_start=False)
-        awaits_start = newest is None and origin_of(storage, record.query_id) is not None
-        return cls(listing.name, stored_ms, found, claim, is_lost=False, awaits_start=awaits_start)
+        return cls(listing.name, record, claim, max(stored, default=0), found, awaits_start)
 
     @property
-    def claimed_by(self) -> str:
-        """The query of the newest claim; empty without one."""
-        return self.claim.query_id if self.claim else ""
+    def query_id(self) -> str:
+        """The query that owns it or, if its record cannot be read, that claimed it last; empty if unknown."""
+        owner = self.record if isinstance(self.record, OperatorRecord) else self.claim
+        return owner.query_id if owner else ""
 
 
 def origin_of(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
@@ -274,13 +275,14 @@ def signs_of(
     live: Iterable[RecentBatch],
 ) -> Signs:
     """Return a query's signs, from its log (see `of_its_own`) and the `live` state servers of this machine."""
+    lost = [one.name for one in operators if isinstance(one.record, HoldfastError)]
     return Signs(
         runs_of((one.claim for one in operators if one.claim), query_id),
         max(one.stored_ms for one in operators),
         None if log is None else tuple(log),
         _busiest(live, query_id),
         tuple(sorted((report for one in operators for report in one.reports), reverse=True)),
-        next((f"The record of {one.name} cannot be read." for one in operators if one.is_lost), ""),
+        f"The record of {lost[0]} cannot be read." if lost else "",
         all(one.awaits_start for one in operators),
     )
 
@@ -556,14 +558,6 @@ def _left(signs: Signs) -> Figure:
         return Figure(name, f"micro-batch {signs.planned.batch_id:,}", "planned and not committed, in Spark's log")
     known_from = "Spark's log has what was read; only the program knows what waits: see sources in query.lastProgress"
     return Figure(name, "unknown", known_from)
-
-
-def record_of(storage: ObjectStorage, operator: str) -> OperatorRecord | HoldfastError:
-    """Return an operator's record, or the error if it is damaged, or deleted since it was listed."""
-    try:
-        return read_operator(storage, operator)
-    except (CorruptionError, NotFoundError) as exc:
-        return exc
 
 
 def tables_of(storage: ObjectStorage, record: OperatorRecord | HoldfastError) -> SparkTables | HoldfastError:

@@ -50,25 +50,18 @@ def _directory(value: str) -> str:
     return text
 
 
-def _whole(value: str) -> int:
-    try:
-        return int(value)
-    except ValueError:
-        raise ValueError("it must be a whole number") from None
+def _whole(least: int = 1, most: int | None = None, hint: str = "") -> Callable[[str], int]:
+    def parse(value: str) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            raise ValueError("it must be a whole number") from None
+        if number < least or (most is not None and number > most):
+            up_to = "" if most is None else f" and at most {most:,}"
+            raise ValueError(f"it must be at least {least:,}{up_to}{hint}")
+        return number
 
-
-def _count(value: str) -> int:
-    number = _whole(value)
-    if number < 1:
-        raise ValueError("it must be at least 1")
-    return number
-
-
-def _shards(value: str) -> int:
-    number = _count(value)
-    if number > MOST_SHARDS:
-        raise ValueError(f"it must be at most {MOST_SHARDS:,}: one for each task slot is enough")
-    return number
+    return parse
 
 
 def _carried_bytes(value: str) -> int:
@@ -76,13 +69,6 @@ def _carried_bytes(value: str) -> int:
     if size_bytes > 1 << 20:
         raise ValueError("it must be at most 1m: Spark writes it with every micro-batch, for each shard")
     return size_bytes
-
-
-def _port(value: str) -> int:
-    number = _whole(value)
-    if not 1024 <= number <= 65535:
-        raise ValueError("it must be a port from 1024 to 65535")
-    return number
 
 
 def _flag(value: str) -> bool:
@@ -117,15 +103,15 @@ class Settings:
     local_dir: str | None = _setting("local.dir", _directory, None)
     timeouts: TimeoutRule = _setting("timeouts", _one_of("documented", "spark"), "documented")
     frame_templates: bool = _setting("pandas.frameTemplates", _flag, True)
-    shards: int | None = _setting("shards", _shards, None)
+    shards: int | None = _setting("shards", _whole(most=MOST_SHARDS, hint=": one for each task slot is enough"), None)
     allow_new: tuple[str, ...] = _setting("restore.allowNew", _names, ())
-    snapshot_max_commits: int = _setting("snapshot.maxCommits", _count, 20)
+    snapshot_max_commits: int = _setting("snapshot.maxCommits", _whole(), 20)
     snapshot_max_bytes: int | None = _setting("snapshot.maxBytes", parse_size, None)
-    snapshot_interval_seconds: int | None = _setting("snapshot.intervalSeconds", _count, None)
+    snapshot_interval_seconds: int | None = _setting("snapshot.intervalSeconds", _whole(), None)
     carried_bytes: int = _setting("commit.carriedBytes", _carried_bytes, 16 << 10)
     upload_bandwidth_bytes: int | None = _setting("snapshot.upload.bandwidth", parse_size, None)
     metrics_in_progress: bool = _setting("metrics.inProgress", _flag, False)
-    metrics_port: int | None = _setting("metrics.port", _port, None)
+    metrics_port: int | None = _setting("metrics.port", _whole(1024, 65535), None)
     metrics_address: str = _setting("metrics.address", _text, "127.0.0.1")
     retained_versions: int = 100  #: How many versions back the query may return: `RETAINED`
     application: str = ""  #: Spark's own id of the application that runs the query

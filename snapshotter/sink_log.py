@@ -254,6 +254,28 @@ class StoredSink:
     modified_ms: int  #: When the newest object was stored, by the store's clock, in ms since 1970
 
 
+@dataclass(frozen=True)
+class SinkState:
+    """A sink with its newest entry and decision; None if absent or not read."""
+
+    stored: StoredSink
+    query_id: str | None = None
+    decision: Entry | None = None
+    error: str = ""
+
+    @classmethod
+    def read(cls, storage: ObjectStorage, stored: StoredSink) -> SinkState:
+        """Return a sink as its log has it now, or the damage."""
+        log = SinkLog(storage, stored.sink)
+        try:
+            newest = log.read(stored.numbers[-1])
+            return cls(stored, newest.query_id, log.decision(newest))
+        except NotFoundError:  # deleted since it was listed
+            return cls(stored)
+        except CorruptionError as exc:
+            return cls(stored, error=str(exc))
+
+
 def stored_sinks(infos: Iterable[ObjectInfo]) -> tuple[StoredSink, ...]:
     """Return the sinks in a state directory's listing, by name."""
     found: dict[str, list[tuple[int, ObjectInfo]]] = {}

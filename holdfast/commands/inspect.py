@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -13,7 +14,7 @@ import click
 
 from holdfast import clock
 from holdfast.commands.target import SMALL_COMMITS, Target, moment, on_state_dir, opened, plain, size, table
-from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
+from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.health import (
     Failure,
     Health,
@@ -22,14 +23,13 @@ from holdfast.health import (
     health_of,
     of_its_own,
     read_failures,
-    record_of,
     reports,
     signs_of,
     tables_of,
 )
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.snapshotter.ownership.queries import find_noted, find_origin
-from holdfast.snapshotter.sink_log import SinkLog, StoredSink
+from holdfast.snapshotter.sink_log import SinkState, StoredSink
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing, StateSizes
 from holdfast.spark_integration.client.connection import recent_batches
@@ -63,13 +63,15 @@ def inspect(
     """
     url, location = _places(url, location, options)
     with opened(url, options, operator) as target:
-        operators_of = target.listing.operators.values()
-        records = target.executor.map(lambda one: record_of(target.storage, one.name), operators_of)
-        found = list(zip(operators_of, records, strict=True))
+        listings = target.listing.operators.values()
+        signs = list(target.executor.map(partial(OperatorSigns.of, target.storage), listings))
+        found = [(listing, one.record) for listing, one in zip(listings, signs, strict=True)]
         owners = {record.query_id for _, record in found if isinstance(record, OperatorRecord)}
-        signs = _signs(target, found)
-        noted = _NotedLogs(target, options, {} if location else signs)
-        healths = _healths(target, signs, _logs(target, location, options, owners) if location else noted.logs)
+        by_query: dict[str, list[OperatorSigns]] = {}
+        for one in signs:
+            by_query.setdefault(one.query_id, []).append(one)
+        noted = _NotedLogs(target, options, {} if location else by_query)
+        healths = _healths(target, by_query, _logs(target, location, options, owners) if location else noted.logs)
         committed = {name: health.committed for health in healths for name in health.operators}
         if as_json:
             operators = [_document(target, listing, record, committed.get(listing.name)) for listing, record in found]
@@ -148,17 +150,6 @@ def _logs(
             named = query.directories()
         # State that began in a task which Spark told no query has another id.
         return {found: times for found in named.values() if found in known} or {owner: times}
-
-
-def _signs(
-    target: Target, found: Sequence[tuple[OperatorListing, OperatorRecord | HoldfastError]]
-) -> dict[str, list[OperatorSigns]]:
-    by_query: dict[str, list[OperatorSigns]] = {}
-    of_operators = target.executor.map(lambda one: OperatorSigns.of(target.storage, *one), found)
-    for (_, record), signs in zip(found, of_operators, strict=True):
-        query_id = record.query_id if isinstance(record, OperatorRecord) else signs.claimed_by
-        by_query.setdefault(query_id, []).append(signs)
-    return by_query
 
 
 def _healths(
@@ -272,18 +263,14 @@ def _show_health(target: Target, health: Health) -> None:
 
 
 def _sink_document(target: Target, sink: StoredSink) -> dict[str, Any]:
-    newest: dict[str, Any] = {"batch": None}
-    query_id, log = None, SinkLog(target.storage, sink.sink)
-    try:
-        entry = log.read(sink.numbers[-1])
-        query_id, decision = entry.query_id, log.decision(entry)
-        if decision is not None:
-            newest = {"batch": decision.batch_id, "rows": decision.rows, "parts": len(decision.handles)}
-    except (CorruptionError, NotFoundError) as exc:  # damaged, or deleted since it was listed
-        newest["error"] = str(exc)
+    found = SinkState.read(target.storage, sink)
+    newest: dict[str, Any] = {"batch": None} | ({"error": found.error} if found.error else {})
+    if found.decision is not None:
+        decision = found.decision
+        newest = {"batch": decision.batch_id, "rows": decision.rows, "parts": len(decision.handles)}
     return {
         "sink": sink.sink,
-        "query": query_id,
+        "query": found.query_id,
         "entries": len(sink.numbers),
         "newest": newest,
         "size_bytes": sink.size_bytes,

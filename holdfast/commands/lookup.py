@@ -23,11 +23,13 @@ from holdfast.commands.target import (
     a_console,
     batch_option,
     both_places,
+    cell_text,
     json_value,
     moment,
     number_option,
     on_storage,
     plain,
+    printable,
     savepoint_place,
     state_dir_option,
     table,
@@ -41,7 +43,6 @@ from holdfast.spark_integration.lookup.stored_query import StoredQuery, TableCha
 
 #: A cell that begins with one of these is a formula to a spreadsheet.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")  # noqa: RUF001
-_CELL_MAX = 200
 #: Wider than any row: for measuring a table, not showing it.
 _MEASURING = Console(width=1 << 20)
 
@@ -217,25 +218,22 @@ def _show(tables: Mapping[str, pa.Table]) -> None:
 
 def _shown(rows: pa.Table, width: int) -> Table:
     """Return rows as a table; a single row wider than the terminal as one line per column."""
-    cells = [[_cell(value) for value in row.values()] for row in python_rows(rows)]
+    cells = [[plain(cell_text(value)) for value in row.values()] for row in python_rows(rows)]
     shown = table(*map(plain, rows.column_names))
     for row in cells:
         shown.add_row(*row)
     if len(cells) > 1 or Measurement.get(_MEASURING, _MEASURING.options, shown).maximum <= width:
         return shown
     standing = table("column", "value", whole=("column",))
-    for name, cell in zip(rows.column_names, cells[0], strict=True):
-        standing.add_row(plain(name), cell)
+    for name, text in zip(rows.column_names, cells[0], strict=True):
+        standing.add_row(plain(name), text)
     return standing
 
 
-def _cell(value: object) -> str:
-    text = "null" if value is None else value if isinstance(value, str) else str(json_value(value))
-    return plain(text if len(text) <= _CELL_MAX else f"{text[:_CELL_MAX]}… ({len(text):,} characters)")
-
-
 def _pairs(values: Mapping[str, Any] | None) -> str:
-    return "nothing" if values is None else ", ".join(f"{plain(name)}={_cell(value)}" for name, value in values.items())
+    if values is None:
+        return "nothing"
+    return ", ".join(f"{plain(name)}={plain(cell_text(value))}" for name, value in values.items())
 
 
 def print_csv(tables: Mapping[str, pa.Table]) -> None:
@@ -255,8 +253,7 @@ def _harmless(value: object) -> object:
     if value is None or (isinstance(value, int | float | Decimal) and not isinstance(value, bool)):
         return value
     found = json_value(value)
-    text = found if isinstance(found, str) else json.dumps(found)
-    text = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+    text = printable(found if isinstance(found, str) else json.dumps(found))
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 

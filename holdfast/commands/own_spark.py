@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from holdfast.commands.progress import tasks_shown, things_shown, working
+from holdfast.commands.progress import things_shown, working
 from holdfast.commands.target import side_by_side
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import PREFIX, STORAGE_PREFIX
@@ -57,8 +57,8 @@ def started_spark(state_dir: str | None, options: dict[str, str], conf: tuple[st
 
     ensure_java()
     builder = SparkSession.builder.appName("holdfast").config("spark.ui.enabled", "false")
-    # Spark's own bar also appears in files, and does not show the time.
-    builder = builder.config("spark.ui.showConsoleProgress", "false")
+    # Spark's bar of tasks would appear in files, too.
+    builder = builder.config("spark.ui.showConsoleProgress", str(sys.stderr.isatty()).lower())
     if state_dir is not None:
         builder = builder.config(f"{PREFIX}state.dir", state_dir)
     settings = {_MASTER: "local[*,4]"} | pairs(conf, "--conf")
@@ -71,8 +71,7 @@ def started_spark(state_dir: str | None, options: dict[str, str], conf: tuple[st
     with working("starting Spark"):
         spark = builder.getOrCreate()
     try:
-        with tasks_shown(spark):
-            yield spark
+        yield spark
     finally:
         spark.stop()
 

@@ -169,44 +169,41 @@ def _require_free(target: str, name: str, options: dict[str, str]) -> None:
 
 
 def _names(given: tuple[str, ...]) -> str | dict[int, str]:
-    if len(given) == 1 and "=" not in given[0]:
-        return given[0]
-    found: dict[int, str] = {}
-    for text in given:
-        number, _, name = text.partition("=")
-        if not number.isdecimal() or not name or int(number) in found:
-            raise InvalidArgumentError("--operator takes a name, or NUMBER=NAME, each number once", given=text)
-        found[int(number)] = name
-    return found
+    found = _by_number(given, "=", "--operator")
+    if any(len(names) > 1 or not names[0] or "=" in names[0] for names in found.values()):
+        raise InvalidArgumentError("--operator takes a name, or NUMBER=NAME, each number once", given=" ".join(given))
+    return found[None][0] if None in found else {number: name for number, (name,) in found.items() if number is not None}
 
 
 def _aggregates(given: tuple[str, ...]) -> dict[str, str] | dict[int, dict[str, str]] | None:
-    found: dict[int | None, dict[str, str]] = {}
-    for text in given:
-        of, _, function = text.rpartition("=")
-        before, _, behind = of.partition(".")
-        number, column = (int(before), behind) if before.isdecimal() else (None, of)
-        if not column or not function or column in found.get(number, {}):
-            raise InvalidArgumentError("--aggregate takes COLUMN=FUNCTION, each column once", given=text)
-        found.setdefault(number, {})[column] = function
-    return _by_number(found, "--aggregate")
+    found: dict[Any, dict[str, str]] = {}
+    for number, texts in _by_number(given, ".", "--aggregate").items():
+        functions = [(column, function) for column, _, function in (text.rpartition("=") for text in texts)]
+        found[number] = dict(functions)
+        if len(found[number]) < len(texts) or not all(map(all, functions)):
+            raise InvalidArgumentError("--aggregate takes COLUMN=FUNCTION, each column once", given=" ".join(texts))
+    return found.get(None, found or None)
 
 
 def _windows(given: tuple[str, ...]) -> list[str] | dict[int, list[str]] | None:
+    found: dict[Any, list[str]] = {}
+    for number, texts in _by_number(given, "=", "--window").items():
+        if "=" in texts[-1]:
+            raise InvalidArgumentError("--window takes durations, or NUMBER=DURATIONS", given=texts[-1])
+        found[number] = [one.strip() for one in texts[-1].split(",")]
+    return found.get(None, found or None)
+
+
+def _by_number(given: tuple[str, ...], separator: str, option: str) -> dict[int | None, list[str]]:
+    """Return an option's values by the number of their operator; by None if it is the only one."""
     found: dict[int | None, list[str]] = {}
     for text in given:
-        number, _, durations = text.rpartition("=")
-        if number and not number.isdecimal():
-            raise InvalidArgumentError("--window takes durations, or NUMBER=DURATIONS", given=text)
-        found[int(number) if number else None] = [one.strip() for one in durations.split(",")]
-    return _by_number(found, "--window")
-
-
-def _by_number(found: dict[int | None, Any], option: str) -> Any:
-    """Return the options of the only aggregation, or of several by number; None without any."""
+        number, _, value = text.partition(separator)
+        known, value = (int(number), value) if number.isdecimal() else (None, text)
+        found.setdefault(known, []).append(value)
     if None in found and len(found) > 1:
-        raise InvalidArgumentError(f"{option}: number all of them or none", given=sorted(filter(None, found)))
-    return found.get(None, found or None)
+        raise InvalidArgumentError(f"{option}: number all of them or none", given=" ".join(given))
+    return found
 
 
 @savepoint.command()

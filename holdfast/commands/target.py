@@ -29,6 +29,8 @@ from holdfast.snapshotter.upkeep.catalogue import ShardListing, StateDirListing,
 
 #: Shown if a state directory holds no commits of a query that may be at work.
 SMALL_COMMITS = "small commits stay in the query's checkpointLocation until enough have accumulated"
+#: Characters of a value in a table.
+CELL_MAX = 300
 _THREADS = 16
 # The width in a file or a pipe, where rich would assume 80 and truncate names.
 _WIDTH_ELSEWHERE = 240
@@ -251,6 +253,13 @@ def moment(at_ms: int) -> str:
         return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
     except (OverflowError, ValueError, OSError):
         return f"{at_ms} ms"
+
+
+def cell_text(value: object) -> str:
+    """Return a value of state in the form of keys: text as it is, all else as JSON; long ones are cut."""
+    found = json_value(value)
+    text = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+    return text if len(text) <= CELL_MAX else f"{text[:CELL_MAX]}… ({len(text):,} characters)"
 
 
 def json_value(value: Any) -> Any:

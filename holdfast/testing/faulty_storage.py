@@ -79,7 +79,6 @@ class Operation:
 
     action: Action
     keys: tuple[str, ...]  #: The key, the prefix, or the keys to delete
-    fault: Kind | None  #: What was done to it
 
 
 class FaultyStorage(ObjectStorage):
@@ -138,7 +137,7 @@ class FaultyStorage(ObjectStorage):
     def _perform(self, action: Action, keys: tuple[str, ...], work: Callable[[], _T]) -> _T:
         with self._lock:
             fault = next((fault for fault in self.faults if fault.claims(action, keys)), None)
-            self.operations.append(Operation(action, keys, fault.kind if fault else None))
+            self.operations.append(Operation(action, keys))
         if fault is None:
             return work()
         if fault.kind == "stop":

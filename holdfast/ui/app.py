@@ -180,8 +180,8 @@ def _add_pages(app: Flask, site: Site) -> None:
             windows=WINDOWS,
             growth=growth(directory.storage, directory.executor, directory.sizes, found),
             failures=read_failures(directory.storage, still(found.signs.reports, look.committed)),
-            tables=tables_of(directory.storage, found.record),
-            live=site.live.of_operator(found.query_id, operator),
+            tables=tables_of(directory.storage, found.signs.record),
+            live=site.batches_of(found.signs.query_id, operator, look.patience),
             width=WIDTH,
             height=HEIGHT,
         )
@@ -227,7 +227,7 @@ class _Look:
         directory = site.directory(place, patience)
         dated = directory.surveyor.latest(patience)
         found = dated.found.operator(operator)
-        card = card_of(directory, dated.found, found, site.live.batches(), patience, clock.now_ms())
+        card = card_of(directory, dated.found, found, site.batches(patience), patience, clock.now_ms())
         return cls(directory, dated, found, card, patience)
 
     @property

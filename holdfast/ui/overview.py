@@ -22,11 +22,12 @@ from holdfast.health import (
     signs_of,
     times,
 )
+from holdfast.snapshotter.sink_log import SinkState
 from holdfast.snapshotter.snapshots import SnapshotPolicy
 from holdfast.spark_integration.client.messages import RecentBatch
 from holdfast.ui.inquiry import Dated, Patience, answers
 from holdfast.ui.site import Awaited, Directory, NamedQuery, Pointers, Progress, Site
-from holdfast.ui.survey import OperatorSurvey, SinkSurvey, Survey
+from holdfast.ui.survey import OperatorSurvey, Survey
 
 #: Per directory; further queries have no card.
 CARDS_MAX = 20
@@ -54,7 +55,7 @@ def cards(
     """Return the health of the queries with state in a directory; those with the most operators first."""
     operators: dict[str, list[OperatorSurvey]] = {}
     for one in survey.operators.values():
-        operators.setdefault(one.of_query, []).append(one)
+        operators.setdefault(one.signs.query_id, []).append(one)
     chosen = sorted((query for query in operators if query), key=lambda query: -len(operators[query]))[:CARDS_MAX]
     pointers = answers({place: query.pointers for place, query in enumerate(directory.queries)}, patience)
     logs = [one for one in pointers.values() if isinstance(one, Dated)]
@@ -71,7 +72,8 @@ def card_of(
     now_ms: int,
 ) -> Card | None:
     """Return the health of an operator's query; None if the query is unknown. Raises the errors of `cards`."""
-    of_query = {name: one for name, one in survey.operators.items() if one.of_query == operator.of_query}
+    query_id = operator.signs.query_id
+    of_query = {name: one for name, one in survey.operators.items() if one.signs.query_id == query_id}
     found = cards(directory, Survey(of_query, (), 0, ()), live, patience, now_ms)
     return found[0] if found else None
 
@@ -146,7 +148,7 @@ class ShownDirectory:
     url: str
     dated: Dated[Survey] | None
     rows: list[OperatorRow]
-    sinks: tuple[SinkSurvey, ...]
+    sinks: tuple[SinkState, ...]
     error: HoldfastError | None
     queries: tuple[QueryRow, ...] = ()
     operator_count: int = 0
@@ -189,7 +191,7 @@ def overview(site: Site, now_ms: int) -> Overview:
                 continue
         found += [(directory.place, one) for one in dated.found.operators.values()]
         lost += dated.found.without_record
-        own = cards(directory, dated.found, site.live.batches(), patience, now_ms)
+        own = cards(directory, dated.found, site.batches(patience), patience, now_ms)
         queries += own
         shown.append(_shown(directory, dated, own, patience))
     return Overview(shown, queries, _answers(found, lost, queries) if found else [], awaited)
@@ -288,7 +290,7 @@ def _behind(found: list[tuple[int, OperatorSurvey]]) -> Answer:
 
 def _failing(found: list[tuple[int, OperatorSurvey]], lost: list[str], queries: list[Card]) -> Answer:
     question = "Does anything fail?"
-    unreadable = [(place, o) for place, o in found if isinstance(o.record, HoldfastError)]
+    unreadable = [(place, o) for place, o in found if o.is_unreadable]
     troubled = [(number, card.directory, name) for card in queries for name, number in card.failing.items() if number]
     if unreadable:
         place, operator = unreadable[0]

@@ -3,28 +3,24 @@
 A page holds `ROWS_MAX` rows, or `HISTORY_MAX` versions of a key. With a filter it looks through `SEARCHED_MAX` rows at
 most, and the next page continues after them: so each answer is bounded, whatever the state's size.
 
-Values are shown as text: long ones are cut, control characters and bytes that are not text become escapes, and the
-page's templates escape markup.
+Values are shown as look-ups take them. Long ones are cut, control characters and bytes that are not text become
+escapes, and the page's templates escape markup.
 """
 
 from __future__ import annotations
 
-import datetime as dt
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
 
 import pyarrow as pa
 
 from holdfast.backends.arrow.values import python_value
-from holdfast.commands.target import printable
+from holdfast.commands.target import cell_text, printable
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.lookup.query_pointers import KeyVersion, StoredOperator
 from holdfast.spark_integration.lookup.stored_query import StoredQuery
 
-TEXT_MAX = 300
 ROWS_MAX = 50
 SEARCHED_MAX = 20_000
 _READ_AT_ONCE = 2_000
@@ -53,28 +49,7 @@ def shown_table(name: str, table: pa.Table) -> TextTable:
 
 def texts(column: pa.ChunkedArray | pa.Array) -> list[str | None]:
     """Return the values of a column as text; None for a null."""
-    return [None if value is None else cut(text(value)) for value in map(python_value, column)]
-
-
-def text(value: Any) -> str:
-    """Return a value as people read it."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, bytes):
-        return f"0x{value[:TEXT_MAX].hex()}"
-    if isinstance(value, dt.datetime):
-        return value.isoformat(" ")
-    if isinstance(value, dict | list | tuple):
-        return json.dumps(value, ensure_ascii=False, default=text)
-    return str(value)
-
-
-def cut(found: str) -> str:
-    """Return text without control characters, cut to a cell's size."""
-    shown = printable(found[:TEXT_MAX])
-    return shown if len(found) <= TEXT_MAX else f"{shown}… ({len(found):,} characters)"
+    return [None if value is None else printable(cell_text(value)) for value in map(python_value, column)]
 
 
 @dataclass(frozen=True)
@@ -138,7 +113,7 @@ def rows_view(query: StoredQuery, operator: str, asked: RowsRequest, monotonic_m
     tables = sorted(now.tables)
     table = asked.table if asked.table is not None else next(iter(tables), "")
     if asked.table is not None and asked.table not in tables:
-        raise InvalidArgumentError("the operator has no such table", table=cut(asked.table), tables=", ".join(tables))
+        raise InvalidArgumentError("the operator has no such table", table=asked.table[:40], tables=", ".join(tables))
     planned = max((row.batch_ms for rows in now.pointers.values() for row in rows), default=0)
     view = RowsView(asked, query.batches(), now.batch_id, planned, tables, table, now.grouping)
     if asked.key:

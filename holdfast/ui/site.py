@@ -21,8 +21,7 @@ from functools import lru_cache, partial
 from itertools import islice
 from typing import TypeVar
 
-from holdfast import clock
-from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
+from holdfast.errors import CorruptionError, HoldfastError, NotFoundError, UnavailableError
 from holdfast.health import origin_of
 from holdfast.snapshotter.ownership.operator_record import find_operator
 from holdfast.snapshotter.ownership.queries import QueryOrigin, find_noted
@@ -49,10 +48,7 @@ _EMPTY = (
     "Empty, or it does not exist: check the spelling. A state directory fills when a query commits with "
     "spark.holdfast.state.dir set to it, and a checkpointLocation when its query starts."
 )
-SHOWN_MS = 1_000
 BATCHES_MAX = 12
-#: A hanging server delays pages for at most this fraction of the time.
-_REST = 10
 _POINTERS_ONLY = (
     "This is the checkpoint location of a query, which holds only pointers: start the page with the state "
     "directory, too (spark.holdfast.state.dir)."
@@ -207,32 +203,6 @@ class Directory:
 Join = Callable[[Directory, Directory], StoredQuery]
 
 
-class Live:
-    """Recent micro-batches, asked for now and then. Safe for many threads."""
-
-    def __init__(
-        self, read: Callable[[], list[RecentBatch]], monotonic_ms: Callable[[], int] = clock.monotonic_ms
-    ) -> None:
-        self._read, self._monotonic_ms = read, monotonic_ms
-        self._lock = threading.Lock()
-        self._latest: list[RecentBatch] = []
-        self._due_ms = 0
-
-    def of_operator(self, query_id: str, directory: str) -> list[RecentBatch]:
-        """Return the last micro-batches of an operator of a query, newest first."""
-        wanted = (one for one in self.batches() if (one.query, one.operator) == (query_id, directory))
-        return over_executors(wanted)[:BATCHES_MAX]
-
-    def batches(self) -> list[RecentBatch]:
-        """Return the last micro-batches of all queries, oldest first."""
-        with self._lock:
-            if (begun_ms := self._monotonic_ms()) >= self._due_ms:
-                self._latest = self._read()
-                now_ms = self._monotonic_ms()
-                self._due_ms = now_ms + max(SHOWN_MS, _REST * (now_ms - begun_ms))
-            return self._latest
-
-
 class Assignment:
     """Where a query's state is; once known, it stays. `join` opens a query with the state in a directory."""
 
@@ -362,9 +332,10 @@ def _is_there(storage: ObjectStorage, directory: str, query_id: str) -> bool:
 class Site:
     """Everything that the page shows, which may change while it is open; for any thread."""
 
-    def __init__(self, named: Iterable[Directory], live: Live, join: Join | None = None) -> None:
-        self.live = live
-        self._named, self._join = tuple(named), join
+    def __init__(
+        self, named: Iterable[Directory], live: Inquiry[list[RecentBatch]], join: Join | None = None
+    ) -> None:
+        self._named, self._live, self._join = tuple(named), live, join
         # By the query's id, too: a deleted location may become another query's.
         self._queries: dict[tuple[int, str], Assignment] = {}
         self._lock = threading.Lock()
@@ -397,6 +368,18 @@ class Site:
         """Return the locations that show nothing yet: empty ones, and queries that belong to no directory."""
         homes, awaited = self.look(patience)
         return [one for home in homes if (one := home.awaited)] + awaited
+
+    def batches(self, patience: Patience) -> list[RecentBatch]:
+        """Return the last micro-batches that state servers on this machine know; none until they answer."""
+        try:
+            return self._live.latest(patience).found
+        except UnavailableError:
+            return []
+
+    def batches_of(self, query_id: str, directory: str, patience: Patience) -> list[RecentBatch]:
+        """Return the last micro-batches of an operator of a query, newest first."""
+        wanted = (one for one in self.batches(patience) if (one.query, one.operator) == (query_id, directory))
+        return over_executors(wanted)[:BATCHES_MAX]
 
     def close(self) -> None:
         self._of_ids({})
@@ -443,7 +426,7 @@ def _noted_locations(
     queries = [
         (home.storage, state_id)
         for home, found in zip(named, surveys_of, strict=True)
-        for state_id in sorted({one.of_query for one in found.operators.values()} - {""})
+        for state_id in sorted({one.signs.query_id for one in found.operators.values()} - {""})
     ]
     with closing(ahead(requests, look, queries, _NOTED_MAX)) as found:
         yield from islice(filter(None, found), _NOTED_MAX)
@@ -496,7 +479,7 @@ def open_site(
     def join(query: Directory, home: Directory) -> StoredQuery:
         return open_query(query.location, home.location, options)
 
-    site = Site(named, Live(partial(recent_batches, local_dir)), join)
+    site = Site(named, Inquiry(partial(recent_batches, local_dir), surveys, "this machine"), join)
     stack.callback(site.close)
     for one in site.awaited(_UNLIMITED):
         if one.is_wrong:

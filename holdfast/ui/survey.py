@@ -13,10 +13,10 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
-from holdfast.health import OperatorSigns, record_of
+from holdfast.errors import HoldfastError, NotFoundError
+from holdfast.health import OperatorSigns
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord
-from holdfast.snapshotter.sink_log import Entry, SinkLog, StoredSink
+from holdfast.snapshotter.sink_log import SinkState
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing, StateSizes, list_begun
 from holdfast.spark_integration.spark_state.query_location import QueryLocation
@@ -143,35 +143,28 @@ def number_of(prefix: str) -> int:
 class OperatorSurvey:
     """What an operator's directory holds."""
 
-    name: str
-    record: OperatorRecord | HoldfastError  #: The error where it cannot be read
+    signs: OperatorSigns  #: Of its query's health
     objects: StoredObjects
     state: Column  #: The size of each shard's state, without what only older versions need
     estimated: int  #: How many of these sizes are estimates
-    signs: OperatorSigns  #: Of its query's health
     beside_bytes: int  #: Of the objects beside the shards
+
+    @property
+    def name(self) -> str:
+        """The name of its directory."""
+        return self.signs.name
 
     @property
     def shard_count(self) -> int:
         """How many shards the operator has; if unknown, up to the last one that holds anything."""
-        if isinstance(self.record, OperatorRecord):
-            return self.record.shards
+        if isinstance(self.signs.record, OperatorRecord):
+            return self.signs.record.shards
         return int(self.objects.shards[-1]) + 1 if len(self.objects.shards) else 0
 
     @property
     def is_unreadable(self) -> bool:
         """Whether its record cannot be read."""
-        return isinstance(self.record, HoldfastError)
-
-    @property
-    def query_id(self) -> str:
-        """The query that owns it; empty if unknown."""
-        return self.record.query_id if isinstance(self.record, OperatorRecord) else ""
-
-    @property
-    def of_query(self) -> str:
-        """The query that owns it or, if its record is damaged, that claimed it last; empty if unknown."""
-        return self.query_id or self.signs.claimed_by
+        return isinstance(self.signs.record, HoldfastError)
 
     @property
     def state_bytes(self) -> int:
@@ -185,21 +178,11 @@ class OperatorSurvey:
 
 
 @dataclass(frozen=True)
-class SinkSurvey:
-    """A sink with its newest entry and decision; None if absent or not read."""
-
-    stored: StoredSink
-    query_id: str | None = None
-    decision: Entry | None = None
-    error: str = ""
-
-
-@dataclass(frozen=True)
 class Survey:
     """What a state directory holds."""
 
     operators: Mapping[str, OperatorSurvey]
-    sinks: tuple[SinkSurvey, ...]
+    sinks: tuple[SinkState, ...]
     unknown: int  #: Objects that belong to no operator, not even to one without a record
     without_record: tuple[str, ...]  #: Folders with shards, but without an operator record
     query_id: str = ""  #: The query whose checkpoint location this is; empty for other locations
@@ -223,43 +206,17 @@ def survey(storage: ObjectStorage, sizes: StateSizes, executor: Executor) -> Sur
     listing = list_begun(storage)
     without_record = tuple(listing.without_record())
     foreign = sum(info.key.partition("/")[0] not in without_record for info in listing.unknown)
-    read = executor.map(partial(_records, storage), listing.operators.values())
+    signs = executor.map(partial(OperatorSigns.of, storage), listing.operators.values())
     operators = {
-        found.name: _operator(found, *records, sizes)
-        for found, records in zip(listing.operators.values(), read, strict=True)
+        found.name: _operator(found, one, sizes) for found, one in zip(listing.operators.values(), signs, strict=True)
     }
-    sinks = [_sink(storage, one) for one in listing.sinks[:_DECISIONS_MAX]]
-    sinks += [SinkSurvey(one) for one in listing.sinks[_DECISIONS_MAX:]]
+    sinks = [SinkState.read(storage, one) for one in listing.sinks[:_DECISIONS_MAX]]
+    sinks += [SinkState(one) for one in listing.sinks[_DECISIONS_MAX:]]
     return Survey(operators, tuple(sinks), foreign, without_record)
 
 
-def _records(storage: ObjectStorage, listing: OperatorListing) -> tuple[OperatorRecord | HoldfastError, OperatorSigns]:
-    record = record_of(storage, listing.name)
-    return record, OperatorSigns.of(storage, listing, record)
-
-
-def _operator(
-    listing: OperatorListing, record: OperatorRecord | HoldfastError, signs: OperatorSigns, sizes: StateSizes
-) -> OperatorSurvey:
+def _operator(listing: OperatorListing, signs: OperatorSigns, sizes: StateSizes) -> OperatorSurvey:
     objects, size = StoredObjects.of(listing.shards.values()), sizes.of_operator(listing)
     by_number = {number_of(prefix): state_bytes for prefix, state_bytes in size.of_shards.items()}
-    return OperatorSurvey(
-        listing.name,
-        record,
-        objects,
-        np.array([by_number[number] for number in objects.shards.tolist()], np.int64),
-        size.estimated,
-        signs,
-        sum(info.size_bytes for info in listing.others),
-    )
-
-
-def _sink(storage: ObjectStorage, stored: StoredSink) -> SinkSurvey:
-    log = SinkLog(storage, stored.sink)
-    try:
-        newest = log.read(stored.numbers[-1])
-        return SinkSurvey(stored, newest.query_id, log.decision(newest))
-    except NotFoundError:  # deleted since it was listed
-        return SinkSurvey(stored)
-    except CorruptionError as exc:
-        return SinkSurvey(stored, error=str(exc))
+    state = np.array([by_number[number] for number in objects.shards.tolist()], np.int64)
+    return OperatorSurvey(signs, objects, state, size.estimated, sum(info.size_bytes for info in listing.others))

@@ -99,9 +99,10 @@ def upkeep(
     monotonic_ms: Callable[[], int] = clock.monotonic_ms,
 ) -> Upkeep:
     """Return the result of a command for the shards from `first` on; `now_ms` gives objects their age."""
-    if isinstance(operator.record, HoldfastError):
-        raise operator.record
-    retained = _retained(storage, operator.record)
+    record = operator.signs.record
+    if isinstance(record, HoldfastError):
+        raise record
+    retained = _retained(storage, record)
     objects = operator.objects
     begin = int(np.searchsorted(objects.shards, first))
     chosen = _within_reach(objects.stored_bytes[begin : begin + SHARDS_MAX]) if check == "verify" else SHARDS_MAX

@@ -6,8 +6,6 @@ import os
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -199,20 +197,6 @@ def test_help_says_where_spark_runs(command: str) -> None:
     assert "Default for spark.master: local[*,4]." in " ".join(told.split())
 
 
-class Tracker:
-    """Spark's, of two stages one after the other."""
-
-    def __init__(self) -> None:
-        self.looks = 0
-
-    def getActiveStageIds(self) -> list[int]:  # noqa: N802
-        self.looks += 1
-        return [] if self.looks == 1 else [7 if self.looks < 4 else 8]
-
-    def getStageInfo(self, stage: int) -> Any:  # noqa: N802
-        return SimpleNamespace(stageId=stage, numTasks=40, numCompletedTasks=self.looks)
-
-
 def shown() -> None:
     with progress.things_shown("deleting", 2_000) as on_done:
         on_done(1_000)
@@ -238,18 +222,3 @@ def test_a_terminal_shows_how_much_is_left(capsys: pytest.CaptureFixture[str], m
     assert "deleting" in err
     assert "1000/2000" in err
     assert "4.0/5.0 MB" in err
-
-
-def test_tasks_of_spark_are_followed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A restore is stages of tasks; its thread ends with the context."""
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LOOKS", 0.02)
-    tracker = Tracker()
-    spark = SimpleNamespace(sparkContext=SimpleNamespace(statusTracker=lambda: tracker))
-    with progress.tasks_shown(cast("Any", spark)):
-        while tracker.looks < 8:
-            pass
-    looks = tracker.looks
-    assert "/40" in capsys.readouterr().err
-    assert tracker.looks == looks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,17 @@ import pytest
 from flask.testing import FlaskClient
 
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.spark_integration.client.messages import RecentBatch
 from holdfast.ui import inquiry
-from holdfast.ui.site import Directory, Live, Site
+from holdfast.ui.inquiry import Inquiry
+from holdfast.ui.site import Directory, Site
 from tests.unit.holdfast.ui import sample_state
 from tests.unit.holdfast.ui.places import SiteOf, opened
+
+
+def no_batches(surveys: Executor) -> Inquiry[list[RecentBatch]]:
+    """Return what a machine without state servers answers."""
+    return Inquiry(list, surveys, "this machine")
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +58,7 @@ def site_of() -> Iterator[SiteOf]:
             named = [Directory.of(place, one, requests, surveys) for place, one in enumerate(storages)]
             for one in named:
                 one.surveyor.latest()
-            site = Site(named, Live(list), join)
+            site = Site(named, no_batches(surveys), join)
             stack.callback(site.close)
             return site
 

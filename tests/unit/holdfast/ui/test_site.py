@@ -28,12 +28,13 @@ from holdfast.spark_integration.client.messages import RecentBatch
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from holdfast.ui import inquiry
 from holdfast.ui.app import make_app, trusted_hosts
-from holdfast.ui.inquiry import Patience
+from holdfast.ui.inquiry import Inquiry, Patience
 from holdfast.ui.overview import overview
-from holdfast.ui.site import BATCHES_MAX, SHOWN_MS, Directory, Live, Site
+from holdfast.ui.site import BATCHES_MAX, Directory, Site
 from tests.model.shard_history import ShardHistory
 from tests.servers.programs import wait_until
 from tests.unit.holdfast.commands.conftest import put_record, run
+from tests.unit.holdfast.ui.conftest import no_batches
 from tests.unit.holdfast.ui.places import TOKEN, SiteOf, Stored, directory, location, opened
 
 
@@ -341,43 +342,29 @@ def test_executors_are_added_up_and_lags_are_not() -> None:
     assert found[1].ms("commit") == 1.5
 
 
-def test_the_last_ones_are_kept() -> None:
-    found = Live(lambda: [batch(n) for n in range(100)]).of_operator("q", "totals")
+def test_an_operators_last_batches_are_shown() -> None:
+    """Neither another query's nor another operator's."""
+    told = [*(batch(n) for n in range(100)), batch(100, query="another")]
+    with ThreadPoolExecutor(1) as surveys:
+        site = Site((), Inquiry(lambda: told, surveys, "this machine"))
+        found = site.batches_of("q", "totals", Patience.of_a_view())
+        assert site.batches_of("q", "other", Patience.of_a_view()) == []
     assert [one.batch_id for one in found] == list(range(99, 99 - BATCHES_MAX, -1))
 
 
-def test_servers_are_asked_now_and_then() -> None:
-    """Many who look at once cost a query one request; another query's micro-batches are not shown."""
-    asked, now = [], [0]
+def test_a_server_that_hangs_holds_up_no_page() -> None:
+    """A view has patience for all of its stores together, state servers included."""
+    answers = threading.Event()
 
     def read() -> list[RecentBatch]:
-        asked.append(now[0])
-        return [batch(len(asked)), batch(99, query="another")]
+        answers.wait()
+        return [batch(7)]
 
-    live = Live(read, lambda: now[0])
-    assert [one.batch_id for _ in range(5) for one in live.of_operator("q", "totals")] == [1] * 5
-    now[0] += SHOWN_MS
-    assert [one.batch_id for one in live.of_operator("q", "totals")] == [2]
-    assert live.of_operator("q", "other") == []
-    assert len(asked) == 2
-
-
-def test_servers_that_answer_late_are_asked_less_often() -> None:
-    """One that hangs holds up a page now and then, not each."""
-    asked, now = [], [0]
-
-    def read() -> list[RecentBatch]:
-        asked.append(now[0])
-        now[0] += 2_000
-        return []
-
-    live = Live(read, lambda: now[0])
-    for _ in range(20):
-        live.of_operator("q", "totals")
-        now[0] += 1_000
-    assert asked == [0]
-    live.of_operator("q", "totals")
-    assert asked == [0, 22_000]
+    with ThreadPoolExecutor(1) as surveys:
+        site = Site((), Inquiry(read, surveys, "this machine"))
+        at_first = site.batches(Patience(0.01))
+        answers.set()
+        assert (at_first, site.batches(Patience(None))) == ([], [batch(7)])
 
 
 VIEWS = ("", "0/totals/", "0/totals/?measure=lag", "0/totals/shard/3", "0/totals/rows", "0/totals/upkeep")
@@ -462,7 +449,7 @@ def test_a_directory_of_foreign_files(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"\x00" * 100)
     with open_storage(str(tmp_path)) as storage, ThreadPoolExecutor(8) as threads:
-        site = Site([Directory.of(0, storage, threads, threads)], Live(list))
+        site = Site([Directory.of(0, storage, threads, threads)], no_batches(threads))
         answer = make_app(site, TOKEN, ["localhost"]).test_client().get(f"/{TOKEN}/")
     assert answer.status_code == 200
     assert "holds no holdfast state" in answer.text

@@ -23,6 +23,7 @@ from flask.testing import FlaskClient
 
 from holdfast.backends.base import Pointer
 from holdfast.backends.run import TableSchema
+from holdfast.commands.target import CELL_MAX
 from holdfast.errors import UnavailableError
 from holdfast.health import OperatorSigns
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord
@@ -32,7 +33,7 @@ from holdfast.spark_integration.lookup.query_pointers import Page, StoredOperato
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.testing.state_rows import COUNTS
 from holdfast.ui.inquiry import SHOWN_MS, Inquiry
-from holdfast.ui.rows import ROWS_MAX, SEARCHED_MAX, TEXT_MAX, RowsRequest, RowsView, rows_view, shown_table, texts
+from holdfast.ui.rows import ROWS_MAX, SEARCHED_MAX, RowsRequest, RowsView, rows_view, shown_table, texts
 from holdfast.ui.shards import CELLS_MAX, LEVELS, MEASURES, HeatMap, heat_map, measured
 from holdfast.ui.survey import OperatorSurvey, StoredObjects, Survey, survey
 from holdfast.ui.upkeep import VERIFY_MS, upkeep
@@ -244,13 +245,13 @@ ZONED = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
         (-0.0, pa.float64(), "-0.0"),
         (Decimal("1.50"), pa.decimal128(10, 2), "1.50"),
         ("a\nb\x00\u202e", pa.large_string(), "a\\nb\\x00\\u202e"),
-        (b"\x00\xff", pa.large_binary(), "0x00ff"),
+        (b"\x00\xff", pa.large_binary(), "AP8="),
         (dt.date(2026, 1, 2), pa.date32(), "2026-01-02"),
-        (ZONED, pa.timestamp("us", "UTC"), "2026-01-02 03:04:05+00:00"),
+        (ZONED, pa.timestamp("us", "UTC"), "2026-01-02T03:04:05+00:00"),
         (dt.timedelta(seconds=90), pa.duration("us"), "0:01:30"),
         ([1, None], pa.large_list(pa.int64()), "[1, null]"),
-        ({"a": "<b>", "b": b"\x01"}, pa.struct([("a", pa.string()), ("b", pa.binary())]), '{"a": "<b>", "b": "0x01"}'),
-        ([("k", ZONED)], pa.map_(pa.string(), pa.timestamp("us", "UTC")), '[["k", "2026-01-02 03:04:05+00:00"]]'),
+        ({"a": "<b>", "b": b"\x01"}, pa.struct([("a", pa.string()), ("b", pa.binary())]), '{"a": "<b>", "b": "AQ=="}'),
+        ([("k", ZONED)], pa.map_(pa.string(), pa.timestamp("us", "UTC")), '[["k", "2026-01-02T03:04:05+00:00"]]'),
     ],
 )
 def test_each_type_has_a_text(value: Any, kind: pa.DataType, text: str | None) -> None:
@@ -266,17 +267,17 @@ def test_bytes_that_are_no_text_are_shown() -> None:
 
 def test_times_beyond_the_calendar_are_numbers() -> None:
     found = texts(pa.array([2**62, 0], pa.int64()).cast(pa.timestamp("us", "UTC")))
-    assert found == [f"{2**62} timestamp[us, tz=UTC]", "1970-01-01 00:00:00+00:00"]
+    assert found == [f"{2**62} timestamp[us, tz=UTC]", "1970-01-01T00:00:00+00:00"]
 
 
 def test_long_values_are_cut() -> None:
     (cell,) = texts(pa.array(["x" * 1_000_000]))
     assert cell is not None
-    assert len(cell) < TEXT_MAX + 40
+    assert len(cell) < CELL_MAX + 40
     assert cell.endswith("(1,000,000 characters)")
     (binary,) = texts(pa.array([b"x" * 1_000_000]))
     assert binary is not None
-    assert len(binary) < TEXT_MAX + 40
+    assert len(binary) < CELL_MAX + 40
 
 
 def test_a_table_without_rows_has_its_columns() -> None:
@@ -335,8 +336,7 @@ def mapped(values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> HeatMap:
     zeros = np.zeros(len(values), np.int64)
     objects = StoredObjects(zeros.astype(np.int8), shards, zeros, values, zeros, shards)
     record = OperatorRecord("totals", "query-1", "definition-1", "run-1", len(values), {"counts": COUNTS}, 100)
-    signs = OperatorSigns("totals", 0, (), (), is_lost=False, awaits_start=False)
-    operator = OperatorSurvey("totals", record, objects, values, 0, signs, 0)
+    operator = OperatorSurvey(OperatorSigns("totals", record), objects, values, 0, 0)
     return heat_map(operator, measured(operator, MEASURES["size"]))
 
 
