@@ -48,8 +48,8 @@ class ColumnChanges:
         clashes = [f"{old} → {new}" for old, new in self.rename.items() if old in names and new in names]
         if clashes:
             raise SchemaMismatchError(
-                "a state column cannot be renamed, because another is stored under the new name: drop that one "
-                "first, in a start that declares neither under this name",
+                "cannot rename a state column to the name of a stored one: first drop that one, in a run that "
+                "declares neither under this name",
                 table=table,
                 rename=clashes,
             )

@@ -82,7 +82,7 @@ def read_header(path: Path, kind: str) -> Mapping[str, Any]:
     with reading(path):
         size_bytes = os.stat(path).st_size
         if size_bytes > stored_file.NOTICE_BYTES_MAX:
-            raise CorruptionError(f"{path} is larger than a file without sections can be", size_bytes=size_bytes)
+            raise CorruptionError(f"{path} is too large for a file without sections", size_bytes=size_bytes)
         data = path.read_bytes()
     return stored_file.decode(data, source=str(path), kind=kind).header
 

@@ -235,7 +235,7 @@ def read_stretches(
     runs = [Run(own, pa.RecordBatch.from_arrays(batch.columns, schema=own.columns)) for batch in batches]
     for run in () if trusted else runs:
         if run.batch.column(0).null_count or run.batch.column(1).null_count:
-            raise CorruptionError(f"{source} holds a run with rows that lack a hash or a mark", table=schema.name)
+            raise CorruptionError(f"{source} holds a run whose rows lack a hash or a delete mark", table=schema.name)
         if not (run.hashes[1:] >= run.hashes[:-1]).all():
             raise CorruptionError(f"{source} holds a run that is not sorted", table=schema.name)
     return runs

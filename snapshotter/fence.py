@@ -91,7 +91,7 @@ class Fence:
 def looks(url: str) -> Iterator[int]:
     """Yield once per attempt to take the next number; raise `ConflictError` after the last."""
     yield from range(_LOOKS)
-    raise ConflictError("other processes won each attempt: start again, not all at once", looks=_LOOKS, storage=url)
+    raise ConflictError("other processes won every attempt: start again, one at a time", looks=_LOOKS, storage=url)
 
 
 def newest_among(infos: Iterable[ObjectInfo]) -> ObjectInfo | None:

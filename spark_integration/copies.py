@@ -469,7 +469,7 @@ def drain(
     """
     if not hasattr(writer, "trigger"):  # said before the query stops
         raise InvalidArgumentError(
-            "drain takes a writer that is not started yet: out.writeStream.outputMode(…).foreachBatch(…)",
+            "drain needs a writer that has not been started: out.writeStream.outputMode(…).foreachBatch(…)",
             writer=type(writer).__name__,
         )
     tasks, place = SparkTasks(spark), beside(str(checkpoint_location), "-draining")

@@ -68,7 +68,7 @@ def metrics(query: StreamingQuery) -> DataFrame:
     """
     if not hasattr(query, "recentProgress"):
         raise InvalidArgumentError(
-            "metrics are those of a streaming query: pass what writeStream…start() returned", given=type(query).__name__
+            "metrics needs a streaming query: pass what writeStream…start() returned", given=type(query).__name__
         )
     session = SparkSession.active()
     rows = _remembered(str(query.id), session.conf.get(f"{PREFIX}local.dir", None))

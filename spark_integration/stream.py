@@ -338,7 +338,7 @@ class GroupedStream:
         n : int
             How many.
         by : str or list of str
-            Columns to sort by, as ``DataFrame.sort`` does: null is smaller than all values, NaN than no number.
+            Columns to sort by, as ``DataFrame.sort`` does: null sorts below all values, NaN above all numbers.
             Of equal rows the one that came first stays.
         ascending : bool or list of bool
             Whether the smallest values come first; for all columns, or for each.

@@ -158,7 +158,7 @@ def _healths(
     """Return the queries' health. Raises `InvalidArgumentError` if a log is another query's."""
     if elsewhere := logs.keys() - by_query.keys():
         raise InvalidArgumentError(
-            "no operator that is shown belongs to the query there: give its state directory, and no other --operator",
+            "none of the operators shown belongs to that query: name its own state directory, and no other --operator",
             query=next(iter(elsewhere)),
             queries=", ".join(sorted(by_query)),
         )

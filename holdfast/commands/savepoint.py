@@ -172,7 +172,9 @@ def _names(given: tuple[str, ...]) -> str | dict[int, str]:
     found = _by_number(given, "=", "--operator")
     if any(len(names) > 1 or not names[0] or "=" in names[0] for names in found.values()):
         raise InvalidArgumentError("--operator takes a name, or NUMBER=NAME, each number once", given=" ".join(given))
-    return found[None][0] if None in found else {number: name for number, (name,) in found.items() if number is not None}
+    if None in found:
+        return found[None][0]
+    return {number: name for number, (name,) in found.items() if number is not None}
 
 
 def _aggregates(given: tuple[str, ...]) -> dict[str, str] | dict[int, dict[str, str]] | None:

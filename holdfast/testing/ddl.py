@@ -37,7 +37,7 @@ class _Parser:
         self._text = text
         self._tokens = [*_TOKEN.findall(text), ""]
         if unknown := _TOKEN.sub("", text).strip():
-            raise self._error(f"{unknown[0]!r} stands in it")
+            raise self._error(f"unexpected {unknown[0]!r}")
 
     def fields(self) -> T.StructType:
         fields = [self._field()]
@@ -82,7 +82,7 @@ class _Parser:
     def _word(self) -> str:
         word = self._tokens[0]
         if not (word.startswith("`") or word.isidentifier() or word.isdigit()):
-            raise self._error(f"{word!r} is in the place of a name")
+            raise self._error(f"expected a name, found {word!r}")
         return self._tokens.pop(0)
 
     def _takes(self, token: str) -> bool:
@@ -94,7 +94,7 @@ class _Parser:
 
     def take(self, token: str) -> None:
         if not self._takes(token):
-            raise self._error(f"{self._tokens[0]!r} is in the place of {token!r}")
+            raise self._error(f"expected {token!r}, found {self._tokens[0]!r}")
 
     def _error(self, problem: str) -> InvalidArgumentError:
-        return InvalidArgumentError(f"the schema cannot be parsed, pass it as a StructType: {problem}", ddl=self._text)
+        return InvalidArgumentError(f"cannot parse the schema; pass a StructType instead: {problem}", ddl=self._text)

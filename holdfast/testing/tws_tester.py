@@ -104,7 +104,7 @@ def _type_of(value: Any) -> T.DataType:
         if isinstance(value, types):
             return data_type
     raise InvalidArgumentError(
-        "a value does not tell the type of its grouping column: pass keyStructType", given=type(value).__name__
+        "cannot tell the type of a grouping column from its value: pass keyStructType", given=type(value).__name__
     )
 
 

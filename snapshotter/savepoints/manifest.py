@@ -365,7 +365,7 @@ def sinks_of(storage: ObjectStorage, query_id: str) -> tuple[SavedSink, ...]:
                 continue
             raise CorruptionError(
                 "the query appears to write to a sink whose log is damaged, so what the sink shows is unknown: "
-                f"restore the log, and save the query then: {exc.message}",
+                f"restore the log, then save the query: {exc.message}",
                 sink=stored.sink,
                 query=query_id,
                 storage=storage.url,

@@ -122,7 +122,7 @@ class ShardRanges:
         found = [_STRETCH.fullmatch(part.strip()) for part in text.split(",") if part.strip()]
         stretches = tuple((int(one[1]), int(one[2] or one[1])) for one in found if one)
         if not all(found) or (text.strip() and not found) or any(last < first for first, last in stretches):
-            raise InvalidArgumentError("the option shards looks like 0,3-5", shards=text[:200])
+            raise InvalidArgumentError("the option shards must look like 0,3-5", shards=text[:200])
         return cls(stretches)
 
     def __contains__(self, shard: int) -> bool:
@@ -138,7 +138,7 @@ def shards_option(shards: object) -> str:
     """Return the option's text for some shards. Raises `InvalidArgumentError`."""
     found = None if isinstance(shards, str) or not isinstance(shards, Iterable) else list(shards)
     if found is None or any(isinstance(n, bool) or not isinstance(n, Integral) or n < 0 for n in found):
-        raise InvalidArgumentError("shards is a list of numbers, 0 or more; leave it out for all shards", shards=shards)
+        raise InvalidArgumentError("shards must be a list of whole numbers; omit it for all shards", shards=shards)
     return ",".join(str(int(shard)) for shard in found)
 
 
@@ -167,7 +167,7 @@ def parse_key(text: str) -> dict[str, Any]:
     """Parse a key like ``{"user": "ann"}``; raises `InvalidArgumentError`."""
     key = json_object(text)
     if not key:
-        raise InvalidArgumentError('the option key looks like {"user": "ann"}', key=text[:200])
+        raise InvalidArgumentError('the option key must look like {"user": "ann"}', key=text[:200])
     return key
 
 
@@ -228,11 +228,11 @@ def _storable(value: object, t: pa.DataType) -> object:
     if types.is_struct(t):
         fields = [t.field(place) for place in range(t.num_fields)]
         if not isinstance(value, Mapping) or set(value) != {field.name for field in fields}:
-            raise TypeError(f"not a value for each of {', '.join(field.name for field in fields)}")
+            raise TypeError(f"it needs a value for each of {', '.join(field.name for field in fields)}")
         return {field.name: _storable(value[field.name], field.type) for field in fields}
     if types.is_large_list(t):
         if not isinstance(value, list | tuple):
-            raise TypeError("not a list")
+            raise TypeError("it must be a list")
         return [_storable(inner, t.value_type) for inner in value]
     if isinstance(value, str) and types.is_large_binary(t):
         return base64.b64decode(value, validate=True)

@@ -113,7 +113,7 @@ def location_of(noted: NotedLocation, states: ObjectStorage, options: Mapping[st
         place = place._replace(authority="")
     if place.scheme != "file" and place.store != home.store:
         raise NotFoundError(
-            f"{_NOTED} is on another store, which is not opened unasked: if it is right, {_NAME_LOCATION}",
+            f"{_NOTED} is on another store, which holdfast does not open unasked: if it is right, {_NAME_LOCATION}",
             **facts,
         )
     with open_storage(str(place), options) as location:
@@ -141,8 +141,8 @@ def _require_agreement(
     assert newest.directory is not None
     if newest.query != noted.state_id or not _is_same(newest.state_dir, states.url):
         raise NotFoundError(
-            f"{_NOTED} leads to a query that has its state elsewhere, as its pointers say: if this directory was moved "
-            "or copied, name the location, and this directory with --state-dir or as the argument state_dir",
+            f"{_NOTED} leads to a query whose pointers name another state directory: if this one was moved or copied, "
+            "name the location, and this directory with --state-dir or as the argument state_dir",
             **facts,
             state_dir=newest.state_dir,
         )

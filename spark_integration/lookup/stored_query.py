@@ -299,7 +299,7 @@ class StoredQuery:
             How many rows at most.
         """
         if type(limit) is not int or not 0 < limit <= _PAGE_ROWS_MAX:
-            raise InvalidArgumentError("a page needs a positive number of rows", limit=limit, most=_PAGE_ROWS_MAX)
+            raise InvalidArgumentError("limit must be at least 1", limit=limit, most=_PAGE_ROWS_MAX)
         number = self._batch(batch_id).batch_id
         found = self.operator(operator, number)
         if type(shard) is not int or not 0 <= shard < found.shards:
@@ -461,7 +461,7 @@ class StoredQuery:
 
     def _batch(self, batch_id: int | None) -> LoggedBatch:
         if batch_id is not None and (type(batch_id) is not int or batch_id < 0):
-            raise InvalidArgumentError("a micro-batch is a number, 0 or more", batch_id=batch_id)
+            raise InvalidArgumentError("a micro-batch must be a whole number, 0 or more", batch_id=batch_id)
         _ = self.query_id  # a clearer error where this is none
         return self._pointers.batch(batch_id)
 

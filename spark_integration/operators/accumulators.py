@@ -393,7 +393,7 @@ class Own:
             ) from exc
         if len(column) != expected:
             raise SchemaMismatchError(
-                f"{function} of aggregate {self.name!r} must return a value for each of what it was given",
+                f"{function} of aggregate {self.name!r} must return one value for each row that it gets",
                 column=field.name,
                 expected=expected,
                 returned=len(column),

@@ -198,7 +198,7 @@ def approx_count_distinct(column: str | Column, rsd: float = 0.05) -> Aggregate:
     >>> holdfast.stream(df).groupBy("page").agg(users=holdfast.approx_count_distinct("user"))
     """
     if not rsd >= _LEAST_RSD:
-        raise InvalidArgumentError(f"rsd is at least {_LEAST_RSD}: use count_distinct", given=rsd)
+        raise InvalidArgumentError(f"rsd must be at least {_LEAST_RSD}: use count_distinct", given=rsd)
     bits = math.ceil(2 * math.log(1.106 / rsd) / math.log(2))
 
     def make(name: str, of: str, taken: T.DataType, returned: T.DataType) -> Accumulator:

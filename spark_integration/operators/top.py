@@ -363,7 +363,7 @@ class _Ranked:
         directions = [ascending] * len(given) if isinstance(ascending, bool) else ascending
         if not isinstance(directions, Sequence) or [type(one) for one in directions] != [bool] * len(given):
             raise InvalidArgumentError(
-                "ascending is True or False, or one for each column of by", given=repr(ascending)
+                "ascending must be True or False, or one for each column of by", given=repr(ascending)
             )
         return Ranking(tuple(map(self._ranked_by, given)), tuple(directions))
 
@@ -373,7 +373,7 @@ class _Ranked:
         fold = name_folding(self.df)
         found = [f for f in self.others if f.name == name] or [f for f in self.others if fold(f.name) == fold(name)]
         if not found:
-            raise InvalidArgumentError("by is a key, so all rows of a key are equal in it: name another", column=name)
+            raise InvalidArgumentError("by is a key column, equal in all rows of a key: name another", column=name)
         t = found[0].dataType
         is_plain = isinstance(t, AtomicType) and not isinstance(t, NullType)
         if not is_plain or (isinstance(t, StringType) and t != StringType()):
@@ -409,7 +409,7 @@ def top_rows(
     if type(places) is not int or not 0 < places <= _MOST_PLACES:
         raise InvalidArgumentError(f"top takes a number of rows from 1 to {_MOST_PLACES}", given=repr(places))
     if emit not in ("list", "changes"):
-        raise InvalidArgumentError("emit is 'list' or 'changes'", given=repr(emit))
+        raise InvalidArgumentError("emit must be 'list' or 'changes'", given=repr(emit))
     ranked = _Ranked.of(df, grouping, ttl)
     ranked.require_free(PLACE, CHANGE_TYPE)
     output = ranked.output(_SHOWN[emit])

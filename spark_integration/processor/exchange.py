@@ -72,7 +72,7 @@ def named_values(row: Any) -> dict[str, Any]:
     try:
         columns: dict[str, Any] = row.asDict(True)
     except AttributeError as exc:
-        raise AttributeError(f"a processor returns Rows with names, such as Row(user=key[0], n=1): {exc}") from exc
+        raise AttributeError(f"a processor must return Rows with names, such as Row(user=key[0], n=1): {exc}") from exc
     return columns
 
 
@@ -113,7 +113,7 @@ class OutputRows:
         missing = [name for name in self._names if name not in row]
         if missing:
             raise SchemaMismatchError(
-                "the processor returned a row without a column that outputStructType declares: None for null",
+                "the processor returned a row without a column that outputStructType declares: give None for null",
                 missing=missing,
                 given=sorted(map(str, row)),
             )

@@ -179,7 +179,9 @@ class Changes:
             )
         twice = self.skip & (self.reset | self.rename.keys() | self.migrate.keys())
         if twice:
-            raise InvalidArgumentError("an operator that is skipped is not in the new query", operator=min(twice))
+            raise InvalidArgumentError(
+                "an operator cannot be skipped and renamed, reset or migrated", operator=min(twice)
+            )
 
 
 def require_counts(**counts: int | None) -> None:

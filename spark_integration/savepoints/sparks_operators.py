@@ -229,7 +229,7 @@ def _aggregation(state: _StateFrame, described: Described) -> MovedOperator:
 
 def _sessions(state: _StateFrame, described: Described) -> MovedOperator:
     if described.window is not None:
-        raise InvalidArgumentError("the aggregation has sessions, which keep their ends: leave window out")
+        raise InvalidArgumentError("the aggregation is by session, which takes no window: leave window out")
     # Spark keeps the keys and the session beside the buffers once more, and the start behind the keys.
     keys, repeated = state.keys[:-1], len(state.keys)
     windows = [place for place in range(repeated) if _is_window(state.values[place].dataType)]

@@ -178,12 +178,12 @@ def _state(name: str, frame: DataFrame, grouping: Grouping, key_types: pa.Schema
 
 def _timers(frame: DataFrame, grouping: Grouping, key_types: pa.Schema, time_mode: TimeMode) -> TableRows:
     if time_mode == "None":
-        raise InvalidArgumentError("timers need a clock: timeMode is ProcessingTime or EventTime")
+        raise InvalidArgumentError("timers need a clock: timeMode must be ProcessingTime or EventTime")
     tables = KeyTimers.tables(key_types, TIMEOUT_CONF[time_mode])
     values, expected = _others(frame, grouping), tables[TIMERS].value.names
     if values != expected:
         raise InvalidArgumentError(
-            "timers have the keys, and a column that says when one is due", columns=values, expected=expected
+            "a table of timers needs the keys and a column of due times", columns=values, expected=expected
         )
     return TableRows(tables[TIMERS], _selected(frame, grouping, values), len(key_types), tables[TIMERS_BY_DUE])
 
@@ -550,7 +550,7 @@ def _no_query(sources: int | Sequence[str], partitions: int) -> SavedQuery:
         names = [f"{number}" for number in range(sources)]
     if not names or len(set(names)) < len(names) or not all(map(SOURCE.fullmatch, names)):
         raise InvalidArgumentError(
-            "sources is a number, at least 1, or a list of names of letters, digits and underscores", sources=sources
+            "sources must be a number from 1 on, or a list of names of letters, digits and underscores", sources=sources
         )
     conf = {PARTITIONS: f"{partitions}"} | ({NAMED_SOURCES_SETTING: "true"} if named else {})
     batch = {"batchWatermarkMs": 0, "batchTimestampMs": clock.now_ms(), "conf": conf}

@@ -121,7 +121,7 @@ class NeedsSparkError(Exception):
 
 def _not_known(form: str, **where: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"holdfast does not read this form of Spark's state, only what Spark's own state stores write: {form}", **where
+        f"holdfast cannot read this form of Spark's state, only what Spark's own state stores write: {form}", **where
     )
 
 
@@ -317,7 +317,7 @@ class StateStores:
         folder = PrefixedStorage(location, f"state/{operator}/{partition}")
         ids = self.unique_ids.get(operator)
         if ids is not None and partition >= len(ids):
-            raise CorruptionError(f"{location.url}/commits names no state of a partition", partition=partition)
+            raise CorruptionError(f"{location.url}/commits lacks the state of a partition", partition=partition)
         at = Named(self.version, ids[partition] if ids is not None else None)
         if self.provider == FILES:
             return row_streams.read_rows(folder, at, self.codec, limit_bytes, has_checksums=self.has_checksums)

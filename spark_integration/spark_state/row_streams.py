@@ -370,7 +370,7 @@ class RowStream:
             return
         while (kind := self._bytes(1)[0]) != _END:
             if kind not in (_PUT, _DELETE):  # pointers are put, never appended to
-                raise CorruptionError(f"{self._source} holds a change to no row", kind=kind, offset=self._at)
+                raise CorruptionError(f"{self._source} holds neither a put nor a delete", kind=kind, offset=self._at)
             self._apply_row(rows, self.sized())
 
     def is_at_end(self) -> bool:

@@ -252,9 +252,9 @@ def _range(batch_id: int | None, is_feed: bool, first: int | None, last: int | N
     if batch_id is not None:
         raise InvalidArgumentError("a change feed takes changeStartBatchId and changeEndBatchId instead of batchId")
     if type(first) is not int or first < 0:
-        raise InvalidArgumentError("readChangeFeed needs changeStartBatchId, a number, 0 or more", given=first)
+        raise InvalidArgumentError("readChangeFeed needs changeStartBatchId, a whole number from 0 on", given=first)
     if last is not None and type(last) is not int:
-        raise InvalidArgumentError("changeEndBatchId is a number, 0 or more", given=last)
+        raise InvalidArgumentError("changeEndBatchId must be a whole number from 0 on", given=last)
     if last is not None and last < first:
         raise InvalidArgumentError("the change feed ends before it begins", first=first, last=last)
     return first, last

@@ -190,7 +190,7 @@ def in_json(text: str) -> dict[str, str]:
     found = json_object(text)
     if found is None or any(type(value) is not str for value in found.values()):
         # Without the text, which may hold credentials.
-        raise InvalidArgumentError('the option storage is a JSON object of names and texts, as {"anon": "true"}')
+        raise InvalidArgumentError('the option storage must be a JSON object of strings, such as {"anon": "true"}')
     return found
 
 
@@ -198,7 +198,7 @@ def columns_option(names: object) -> str:
     """Return the option's text for columns of any names. Raises `InvalidArgumentError`."""
     found = None if isinstance(names, str) or not isinstance(names, Iterable) else list(names)
     if not found or any(not isinstance(name, str) for name in found):
-        raise InvalidArgumentError("columns is a list of names, left out for all columns", columns=names)
+        raise InvalidArgumentError("columns must be a list of names; omit it for all columns", columns=names)
     return json.dumps(found)
 
 
@@ -222,7 +222,7 @@ def _columns(text: str) -> tuple[str, ...]:
 def _batch_id(values: Mapping[str, str]) -> int | None:
     text = values.get("batchid")
     if text is not None and not _is_number(text):
-        raise InvalidArgumentError("the option batchId is a micro-batch: a number, 0 or more", given=text[:200])
+        raise InvalidArgumentError("the option batchId must be a whole number, 0 or more", given=text[:200])
     return None if text is None else int(text)
 
 
@@ -556,7 +556,7 @@ class StateSource(DataSource):
         (table, shown), options = self._table, self._parsed
         if schema != shown.struct:
             raise InvalidArgumentError(
-                "state knows its columns: leave .schema(…) out, and select some with the option columns",
+                "state has its own schema: omit .schema(…), and select columns with the option columns",
                 columns=", ".join(shown.wanted),
             )
         return TableReader(table, shown, options.shards, self._key)

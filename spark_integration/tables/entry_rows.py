@@ -45,7 +45,7 @@ def renumbered(run: Run, versions: int) -> Run:
         numbers = pc.subtract_checked(run.batch.column(place), pa.scalar(first_number(versions), pa.int64()))
     except (OverflowError, pa.ArrowInvalid) as exc:
         raise CorruptionError(
-            "elements of a list have numbers that no query gives them", table=run.schema.name, versions=versions
+            "list elements have impossible numbers", table=run.schema.name, versions=versions
         ) from exc
     return Run(run.schema, run.batch.set_column(place, run.batch.schema.field(place), numbers))
 

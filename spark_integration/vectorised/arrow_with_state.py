@@ -145,8 +145,7 @@ def _with_keys(returned: object, keys: pa.Table, output: pa.Schema) -> object:
         return returned
     if returned.num_rows != keys.num_rows:
         raise InvalidArgumentError(
-            "keys are put before what a function returns if it has one row for each key, in their order: return the "
-            "keys, too",
+            "key columns are added only to a result with one row for each key, in their order: return them, too",
             missing=missing,
             rows=returned.num_rows,
             keys=keys.num_rows,

@@ -133,7 +133,7 @@ class Groups:
             `n` is less than 1, or values that have no order.
         """
         if n < 1:
-            raise InvalidArgumentError("top lists at least one value", n=n)
+            raise InvalidArgumentError("n must be at least 1", n=n)
         values = self._column(column)
         by = values if order_by is None else self._column(order_by)
         rank = ranks(by)[self._order]

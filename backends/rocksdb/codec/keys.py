@@ -79,7 +79,7 @@ def unescape(segment: pa.Array) -> pa.Array:
     zeros = pc.replace_substring(segment, pattern=b"\1\1", replacement=b"\0")
     plain = pc.replace_substring(zeros, pattern=b"\1\2", replacement=b"\1")
     if not escape(plain).equals(segment):
-        raise CorruptionError("a key in RocksDB is not escaped as it must be; restore the state")
+        raise CorruptionError("a key in RocksDB has an invalid escape; restore the state")
     return plain
 
 

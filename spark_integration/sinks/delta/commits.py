@@ -84,7 +84,7 @@ def check_features(table: DeltaTable, *, upsert: bool) -> None:
 
 def _refuse(table: DeltaTable, what: str) -> None:
     raise InvalidArgumentError(
-        f"the Delta table has {what}, which the sink does not write: turn it off, or write to another table",
+        f"the Delta table has {what}, which the sink does not support: turn it off, or write to another table",
         table=table.table_uri,
     )
 
@@ -226,7 +226,7 @@ class TableCommits(FileTarget):
         found = table.transaction_version(named) if is_newest else self._attempts_of_old(table, batch_id)
         if found != _digest(prepared):
             raise StateLostError(
-                "the Delta table has other rows for this micro-batch, or has ended it without any",
+                "the Delta table shows other rows for this micro-batch, or none",
                 table=self._url,
                 batch=batch_id,
                 newest=newest,

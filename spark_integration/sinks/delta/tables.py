@@ -80,7 +80,7 @@ class KeptTable:
         found = _ESCAPE.search(url) or ("://" in url and _FRAGMENT.search(url))
         if found:  # which `deltalake` decodes, even in paths, or takes for a slash, or not at all
             raise InvalidArgumentError(
-                "deltalake would take this for another URL, apart from the table's log: choose another folder name",
+                "deltalake misreads this URL, and would part the table from its log: choose another folder name",
                 table=url,
                 part=found[0],
             )

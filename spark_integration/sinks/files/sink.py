@@ -178,7 +178,7 @@ def attempt_name(attempt: SinkAttempt) -> str:
     """Return an attempt's name in keys."""
     name = f"{attempt.batch_id:018}-{attempt.partition:06}-{attempt.attempt_id}"
     if not _ATTEMPT.fullmatch(name):
-        raise InvalidArgumentError("an attempt's id has 32 hexadecimal digits", attempt=name)
+        raise InvalidArgumentError("an attempt's id must have 32 hexadecimal digits", attempt=name)
     return name
 
 
@@ -274,7 +274,7 @@ class Attempts:
             return None
         if PreparedAttempt.of(attempt.attempt, attempt.notes, files).digest != attempt.digest:
             raise CorruptionError(
-                "an attempt's notes are not those that were decided", attempt=attempt.attempt, storage=self.storage.url
+                "an attempt's notes differ from the decision", attempt=attempt.attempt, storage=self.storage.url
             )
         return files
 

@@ -290,7 +290,7 @@ class Cluster:
         requests = [(address, protocol.describe_transactions(its)) for address, its in by_address.items()]
         found = [one for address, request in requests for one in self._ask(address, request)]
         if {one.transactional_id for one in found} != {*ids}:  # unlike an id of which it knows nothing
-            raise MalformedAnswerError("other transactions than were asked for")
+            raise MalformedAnswerError("an answer on other transactions")
         return found
 
     def _addresses(self, keys: Sequence[str], *, group: bool = False) -> dict[str, Address]:
@@ -302,7 +302,7 @@ class Cluster:
                 raise refused(code, f"use the {'consumer group' if group else 'transactional id'}", name=key)
             self._coordinators[key, group] = (node.host, node.port)
         if any((key, group) not in self._coordinators for key in keys):
-            raise MalformedAnswerError("no coordinator for what was asked")
+            raise MalformedAnswerError("an answer without the coordinator")
         return {key: self._coordinators[key, group] for key in keys}
 
     def _patiently(self, name: str, ask: Callable[[], T], code_of: Callable[[T], int]) -> T:

@@ -111,7 +111,7 @@ class ClientOptions:
         mechanism = (self.values.get("sasl.mechanism") or self.values.get("sasl.mechanisms") or "GSSAPI").upper()
         if mechanism not in MECHANISMS:
             raise InvalidArgumentError(
-                f"the Kafka sink logs in with {', '.join(MECHANISMS)}; choose one with sasl.mechanism",
+                f"the Kafka sink supports {', '.join(MECHANISMS)}; choose one with sasl.mechanism",
                 mechanism=mechanism,
             )
         user, password = self.values.get("sasl.username"), self.values.get("sasl.password")

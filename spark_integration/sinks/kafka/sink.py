@@ -538,7 +538,7 @@ class KafkaTransaction(SinkTransaction):
             known = cluster.describe([self._id]).get(self._id)
         if known is None or known.state != brokers.ONGOING:
             state = None if known is None else known.state
-            raise UnavailableError("the transaction was not kept", state=state, transactional_id=self._id)
+            raise UnavailableError("the broker has not kept the transaction", state=state, transactional_id=self._id)
         return PreparedTransaction(self._id, known.producer_id, known.epoch).to_json()
 
     def _noticed(self, error: KafkaError) -> None:

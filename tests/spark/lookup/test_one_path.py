@@ -131,7 +131,7 @@ def test_a_note_counts_only_if_what_is_there_agrees(lab: Lab, monkeypatch: pytes
 
     for elsewhere in ("s3a://attacker/q", "hdfs://nn:8020/q", "http://169.254.169.254/latest", "memory://q"):
         told = says(elsewhere)
-        assert "on another store, which is not opened unasked" in told
+        assert "on another store, which holdfast does not open unasked" in told
         assert f"checkpoint_location={elsewhere}" in told
     for wrong in ("s3://key:secret@bucket/q", "file://host/q", "simplecache::s3://b/q", "~/query", "C:\\q"):
         with pytest.raises(InvalidArgumentError):
@@ -146,7 +146,7 @@ def test_a_note_counts_only_if_what_is_there_agrees(lab: Lab, monkeypatch: pytes
     other = query_id(lab.folder / "other")
     with open_storage(str(state_dir)) as storage:
         note_location(storage, NotedLocation(right.state_id, other, str(lab.folder / "other"), "host"))
-    assert "has its state elsewhere" in run("get", state_dir, "totals", "key=a", status=1)
+    assert "pointers name another state directory" in run("get", state_dir, "totals", "key=a", status=1)
     with open_storage(str(state_dir)) as storage:
         note_location(storage, right)
     copied = shutil.copytree(state_dir, lab.folder / "copied state")

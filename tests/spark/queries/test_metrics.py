@@ -182,5 +182,5 @@ def test_two_operators_of_a_query_have_metrics_of_their_own(lab: Lab) -> None:
 
 
 def test_what_is_no_query_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"metrics are those of a streaming query.*DataFrame"):
+    with pytest.raises(InvalidArgumentError, match=r"metrics needs a streaming query.*DataFrame"):
         holdfast.metrics(pd.DataFrame())  # type: ignore[arg-type]

@@ -187,7 +187,7 @@ def test_what_cannot_be_is_said_before_anything_is_written(lab: Lab) -> None:
         (NotFoundError, "no operator of this name to reset", {"reset": ["total"]}),
         (NotFoundError, "no operator of this name to rename", {"rename": {"total": "counts"}}),
         (InvalidArgumentError, "no operator is left", {"skip": ["totals"]}),
-        (InvalidArgumentError, "skipped is not in the new query", {"skip": ["totals"], "reset": ["totals"]}),
+        (InvalidArgumentError, "cannot be skipped and renamed", {"skip": ["totals"], "reset": ["totals"]}),
         (InvalidArgumentError, "lists of names", {"skip": "totals"}),
         (InvalidArgumentError, "must be a whole number from 1 to", {"shards": True}),
         (InvalidArgumentError, "must be a whole number from 1 to", {"partitions": 0}),

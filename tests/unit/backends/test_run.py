@@ -159,8 +159,8 @@ def test_what_is_no_run_is_refused_before_it_is_used() -> None:
     without_mark = pa.RecordBatch.from_arrays([good.column(0), nulls[1], *good.columns[2:]], schema=COUNTS.columns)
     for data, message in (
         (written(backwards), "not sorted"),
-        (written(without_hash), "lack a hash or a mark"),
-        (written(without_mark), "lack a hash or a mark"),
+        (written(without_hash), "lack a hash or a delete mark"),
+        (written(without_mark), "lack a hash or a delete mark"),
         (written(good, good), "one batch"),
         (written(), "one batch"),
         (written(good, version=pa.ipc.MetadataVersion.V4), "a format version other than"),

@@ -188,7 +188,7 @@ def counted(row: Any) -> object:
 
 WHOLE = "is a whole number of milliseconds, such as 60_000, not"
 MISSPELT = "no column 'pgae'; did you mean 'page'?"
-NO_ROW = r"a processor returns Rows with names, such as Row\(user=key\[0\], n=1\): 'tuple' object has no attribute"
+NO_ROW = r"a processor must return Rows with names, such as Row\(user=key\[0\], n=1\): 'tuple' object has no attribute"
 MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "timer": (
         lambda: processed(nothing, lambda handle: handle.registerTimer("in a minute")),

@@ -347,5 +347,5 @@ def test_who_is_never_the_first_is_told() -> None:
     with storage_in_ram() as inner:
         storage = Crowded(inner)
         storage.others = 10**9
-        with pytest.raises(ConflictError, match="other processes won each attempt"):
+        with pytest.raises(ConflictError, match="other processes won every attempt"):
             take(storage)

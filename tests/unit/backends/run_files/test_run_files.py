@@ -155,7 +155,7 @@ def test_a_version_file_of_any_size_takes_no_memory(tmp_path: Path) -> None:
         FrozenRuns(P1, TABLES, WholeFiles(files.folder))
     with (
         FilesystemBackend(tmp_path / "shard", TABLES, clock.new_id) as backend,
-        pytest.raises(CorruptionError, match="larger than a file without sections"),
+        pytest.raises(CorruptionError, match="too large for a file without sections"),
     ):
         backend.thaw(P1, files.folder)
 

@@ -291,6 +291,6 @@ def test_the_command_reads_the_pace_in_sparks_log(tmp_path: Path) -> None:
     assert "checkpointLocation as well" in run("inspect", root).stdout
     (place / "metadata").write_text('{"id": "query-2"}')
     refused = run("inspect", root, "--checkpoint-location", place)
-    assert "no operator that is shown belongs to the query there" in str(refused.exception)
+    assert "none of the operators shown belongs to that query" in str(refused.exception)
     refused = run("inspect", root, "--checkpoint-location", tmp_path)
     assert "is not the checkpoint location of a query" in str(refused.exception)

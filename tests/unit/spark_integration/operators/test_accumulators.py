@@ -242,10 +242,10 @@ def test_decimals_are_divided_half_up(pairs: list[tuple[int | None, int | None]]
             {"init": lambda values: {"low": values, "high": ["x", "y"]}},
             "init of aggregate 'a' returned a column that does not fit",
         ),
-        ({"merge": lambda _, states: {"low": states["low"], "high": [1]}}, "merge .* a value for each.*expected=1"),
+        ({"merge": lambda _, states: {"low": states["low"], "high": [1]}}, "merge .* one value for each.*expected=1"),
         ({"init": lambda values: {"low": values, "high": object()}}, "does not fit its type.*column=a.high"),
         ({"init": lambda values: {"low": values, "high": [1, 2**70]}}, "does not fit its type.*column=a.high"),
-        ({"finish": lambda _: []}, "finish of aggregate 'a' must return a value for each.*returned=0"),
+        ({"finish": lambda _: []}, "finish of aggregate 'a' must return one value for each row.*returned=0"),
     ],
 )
 def test_what_functions_of_a_user_return_is_checked(given: dict[str, Any], said: str) -> None:

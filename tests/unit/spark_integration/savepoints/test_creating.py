@@ -149,7 +149,7 @@ def test_other_things_than_a_query_and_its_writer_stop_no_query(ground: Ground) 
     where = ground.folder / "query", ground.folder / "savepoints", "one"
     with pytest.raises(InvalidArgumentError, match=r"the query that start\(\) returned, .*given=totals"):
         creating.stop(ground.spark, "totals", *where)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match=r"a writer that is not started yet: out\.writeStream"):
+    with pytest.raises(InvalidArgumentError, match=r"a writer that has not been started: out\.writeStream"):
         drain(ground.spark, ground.query, ground.query, *where)  # type: ignore[arg-type]
     assert ground.query.is_running
 

@@ -72,7 +72,7 @@ def test_a_table_is_made_only_if_wanted(url: str) -> None:
 def test_a_folder_that_deltalake_takes_for_another_is_refused(tmp_path: Path, name: str) -> None:
     """It decodes names, so that the log would stand in another folder than the files that it tells of."""
     where = f"{tmp_path}/{name}" if "://" not in name else name.replace("://", f"://{tmp_path}/")
-    with pytest.raises(InvalidArgumentError, match="take this for another URL"):
+    with pytest.raises(InvalidArgumentError, match="misreads this URL"):
         opened(DeltaSink("out", where, create=True))
     assert not list(tmp_path.iterdir())
     for number, scheme in enumerate(("", "file:", "file://")):

@@ -136,8 +136,8 @@ def test_names_that_are_taken_in_another_case(tmp_path: Path) -> None:
         ({"path": "{}", "columns": "[1]"}, InvalidArgumentError, "the option columns must be"),
         ({"path": "{}", "columns": "[]"}, InvalidArgumentError, "names no column"),
         ({"path": "{}", "shards": "0-2"}, InvalidArgumentError, "no such shard"),
-        ({"path": "{}", "shards": "1-0"}, InvalidArgumentError, "the option shards looks like"),
-        ({"path": "{}", "shards": ","}, InvalidArgumentError, "the option shards looks like"),
+        ({"path": "{}", "shards": "1-0"}, InvalidArgumentError, "the option shards must look like"),
+        ({"path": "{}", "shards": ","}, InvalidArgumentError, "the option shards must look like"),
         ({"path": "{}", "storage": "anon=true"}, InvalidArgumentError, "a JSON object"),
         ({"path": "{}", "columns": "n,m"}, NotFoundError, "no such column.*columns='user, n, shard'"),
         ({"path": "{}", "readchangefeed": "true"}, InvalidArgumentError, "needs changeStartBatchId"),
@@ -145,7 +145,7 @@ def test_names_that_are_taken_in_another_case(tmp_path: Path) -> None:
         ({"path": "{}", "changestartbatchid": "0"}, InvalidArgumentError, "needs readChangeFeed"),
         ({"path": "{}", "statedir": "{}"}, InvalidArgumentError, "needs the options operator and stateDir"),
         ({"path": "{}", "statedir": "{}", "operator": "totals"}, InvalidArgumentError, "not the checkpoint location"),
-        ({"path": "{}", "statedir": "{}", "batchid": "-1"}, InvalidArgumentError, "a number, 0 or more"),
+        ({"path": "{}", "statedir": "{}", "batchid": "-1"}, InvalidArgumentError, "a whole number, 0 or more"),
         ({"path": "{}", "operator": "total"}, NotFoundError, "no such operator.*operators=totals"),
         ({"path": "{}", "table": "stat"}, NotFoundError, "no such table.*tables='state, v.a/b:c'"),
         ({"path": "{}-two"}, NotFoundError, r"no savepoint of this name.*holdfast\.state"),
@@ -168,7 +168,7 @@ def test_shards_are_those_that_were_named(savepoint: Path) -> None:
 
 @pytest.mark.parametrize("given", ["0", 3, [-1], [True], [0.5], ["0"], None])
 def test_what_is_no_list_of_shards(given: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="a list of numbers, 0 or more"):
+    with pytest.raises(InvalidArgumentError, match="a list of whole numbers"):
         shards_option(given)
 
 
@@ -195,7 +195,7 @@ def test_names_of_storage_keep_their_case() -> None:
 
 def test_columns_are_the_savepoints(savepoint: Path) -> None:
     source = StateSource({"path": str(savepoint)})
-    with pytest.raises(InvalidArgumentError, match="knows its columns"):
+    with pytest.raises(InvalidArgumentError, match="has its own schema"):
         source.reader(StructType([StructField("user", StringType())]))
 
 
