@@ -155,7 +155,7 @@ def _wider_field(stored: pa.Field, declared: pa.Field, exact: bool) -> pa.Field 
 
 
 def _wider_fields(stored: list[pa.Field], declared: list[pa.Field], exact: bool) -> list[pa.Field] | None:
-    """Return the fields of a struct that can hold values of both; a field that one lacks is nullable."""
+    """Return the fields of a struct that can hold values of both; a field missing in one is nullable."""
     after = {field.name: field for field in declared}
     if len({field.name for field in stored}) < len(stored) or len(after) < len(declared):
         return None  # names decide, and here they cannot

@@ -552,7 +552,7 @@ def _takes(pace: Pace, signs: Signs) -> Figure:
 
 
 def _left(signs: Signs) -> Figure:
-    """Return the planned input that is not committed: Spark logs how far it has read, not what its sources hold."""
+    """Return the planned, uncommitted input: Spark logs how far it has read, not what its sources still hold."""
     name = "Input left"
     if signs.planned:
         return Figure(name, f"micro-batch {signs.planned.batch_id:,}", "planned and not committed, in Spark's log")

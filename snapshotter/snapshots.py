@@ -598,7 +598,7 @@ class SnapshotPolicy:
         return self._is_longer(lineage, _FULL, self._bearable_bytes(lineage))
 
     def _bearable_bytes(self, lineage: Lineage) -> int:
-        """Return the bytes whose multiples delay or fail commits; snapshots due earlier must not fail them earlier."""
+        """Return the bytes whose multiples delay or fail commits; a lower limit for snapshots must not lower these."""
         return max(self.max_bytes or 0, _bytes_of_state(lineage))
 
     def _is_longer(self, lineage: Lineage, times: int, wanted_bytes: int) -> bool:

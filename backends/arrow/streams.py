@@ -84,7 +84,7 @@ def read_batches(section: pa.Buffer, schema: pa.Schema, plain_bytes: int | None)
 
 
 def _unpacked_bytes(message: ipc.Message) -> int:
-    """Return how many bytes the buffers of a batch claim to have when they are unpacked."""
+    """Return the unpacked size that the buffers of a batch declare."""
     metadata, body = message.metadata, message.body
     try:
         batch = _target(metadata, _field(metadata, _u32(metadata, 0), _MESSAGE_HEADER))

@@ -1,4 +1,4 @@
-"""What an author supplies for the contract of a sink, and the steps of its tests, in processes that a test can kill."""
+"""What a sink's author supplies for its contract, and the steps of its tests, in processes that tests can kill."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Tests a `StatefulProcessor` without Spark, with the methods of Spark's own ``TwsTester``.
 
-Calls are as in a query: a new copy of the processor for each, typed state in versions, ordered timers, TTL. Only Spark,
-the files and undeclared types are left out.
+Calls are as in a query: a new copy of the processor for each, typed state in versions, ordered timers, TTL; but without
+Spark and without files.
 
-For tests that declare no types, `GivenExchange` passes rows through unconverted, and the first key tells the types of
+Where a test declares no types, `GivenExchange` passes rows through unconverted, and the first key tells the types of
 the grouping columns (`GroupingColumns`).
 """
 

@@ -339,7 +339,7 @@ class Claims:
         return [run for run in besides if run.run_id != self._mine.run_id and run.begun_ms < begun_ms]
 
     def _follows(self, run: Beside) -> bool:
-        """Tell whether this run comes after one that worked beside it and cannot be alive."""
+        """Tell whether this run succeeds one that worked beside the holder and has certainly ended."""
         is_same = bool(self._application) and run.application == self._application
         return is_same or self._may_live("", run.driver, "") is False
 

@@ -73,7 +73,7 @@ class QueryOrigin(Stored):
 
     @property
     def operators(self) -> set[str]:
-        """The names of the operators that have state from the beginning."""
+        """The names of the operators that begin with state."""
         return {directory.partition("@")[0] for directory in self.directories}
 
 

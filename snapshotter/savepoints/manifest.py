@@ -213,7 +213,7 @@ class SavedSource(Stored):
 
 @dataclass(frozen=True)
 class PlannedBatch(Stored):
-    """The micro-batch that Spark had planned next; `sources` has what the savepoint does not hold anyway."""
+    """The micro-batch that Spark had planned next; `sources` has only what the savepoint would lack."""
 
     offsets_version: _OffsetsVersion
     batch: _Line

@@ -100,7 +100,7 @@ class History:
         return max((manifest.cleaned.below for manifest in manifests), default=0)
 
     def is_there(self, link: Link) -> bool:
-        """Tell whether an object exists; False before history's beginning, which a snapshot may state."""
+        """Tell whether an object exists; False before history begins, as a snapshot may say."""
         if link.key in self.listing.objects:
             return True
         if link.version < self.listing.first_version or link.version < self.cleaned_below:

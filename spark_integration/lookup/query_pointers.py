@@ -96,7 +96,7 @@ class ShardReaders:
         return merge_runs(runs, drop_deletes=True) if runs else no_rows(table)
 
     def written_between(self, before: PointerRow, shard: ShardAt, table: TableSchema) -> Keys | None:
-        """Return the keys written in a shard since a pointer; None if what it has does not build on that."""
+        """Return the keys written in a shard since a pointer; None if its version does not build on that one."""
         stored, at = self._held(shard, table)
         if stored is None or at is None or before.pointer is None:
             return None

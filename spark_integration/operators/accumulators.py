@@ -402,7 +402,7 @@ class Own:
 
 
 def lists(lengths: npt.NDArray[Any], values: pa.Array, t: pa.DataType) -> pa.Array:
-    """Return lists with these numbers of values."""
+    """Return lists of these lengths."""
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64())
     return pa.LargeListArray.from_arrays(offsets, values, type=t)
 

@@ -81,7 +81,7 @@ class Aggregation(OperatorFunction):
 
     @property
     def before_shuffle(self) -> PartialAggregation:
-        """What becomes of the rows before they reach a shard."""
+        """How rows are aggregated before the shuffle."""
         places = self.window.places if self.window is not None and self.window.places.overlap else None
         return PartialAggregation(self.accumulators, self._state, WINDOW_END if self._has_ends else None, places)
 

@@ -365,7 +365,7 @@ def decided_sinks(settings: Settings, options: Mapping[str, object], query_id: s
 
 
 def of_batch(query: QueryLocation, batch_id: int | None, work: Callable[[LoggedBatch], _Made]) -> _Made:
-    """Work on a committed micro-batch; where the query moves past the last one meanwhile, once more on a later one."""
+    """Do `work` for a committed micro-batch; retry once with a later one if the query moves past the last one."""
     for is_last in (False, True):
         batch = query.batch(batch_id)
         try:

@@ -154,7 +154,7 @@ class Operator:
 
     @property
     def woken_later_ms(self) -> int:
-        """The delay from a timer's due time by the operator's clock to that by Spark's."""
+        """How much later a timer is due by Spark's clock than by the operator's."""
         return self.held_back_ms if self.fires_by_watermark else 0
 
     def input_of(self, received: Received, shard: int, batch_id: int | None, times: BatchTimes) -> ShardInput:

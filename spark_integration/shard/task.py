@@ -143,7 +143,7 @@ def storage_at(url: str, settings: Settings) -> ObjectStorage:
 
 @kept_per_process(STORAGES)
 def kept_storage(url: str, options: tuple[tuple[str, str], ...]) -> ObjectStorage:
-    """Return this process's storage at a URL with these options, which is never closed."""
+    """Return this process's storage for a URL and options; it is never closed."""
     return open_storage(url, parse_storage_options(dict(options)))
 
 

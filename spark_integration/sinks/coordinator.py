@@ -168,7 +168,7 @@ class Coordinator:
         self._decision = mine
 
     def _known(self, found: Entry, mine: Entry | None) -> SinkQuery:
-        """Return the query with the newest micro-batch shown before the last decision, which its target must know."""
+        """Return the query with the micro-batch that its target must show: the newest before the last decision."""
         if mine is not None:
             return replace(self._query, was_shown=mine.before)
         continues = found.continues and found.query_id == self._query.query_id

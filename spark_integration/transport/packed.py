@@ -92,7 +92,7 @@ def quoted(name: str) -> Column:
 
 
 class Received(NamedTuple):
-    """The rows of one shard and micro-batch. `late`: how many more were dropped as late."""
+    """The rows of one shard and micro-batch. `late`: how many others were dropped as late."""
 
     rows: pa.Table
     late: int

@@ -403,7 +403,7 @@ class FileSink(TwoPhaseSink):
         """Return a query's target."""
 
     def split(self, rows: pa.Table) -> Iterable[tuple[pa.Table, Mapping[str, Any]]]:
-        """Split gathered rows into those of each file, with what the sink keeps of each file."""
+        """Split gathered rows by file; add what the sink stores about each file."""
         return [(rows, {})]
 
     def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
