@@ -26,7 +26,7 @@ from click.core import ParameterSource
 import holdfast
 from holdfast import savepoints
 from holdfast.commands.own_spark import CONF, started_spark
-from holdfast.commands.progress import things_shown
+from holdfast.commands.progress import items_shown
 from holdfast.commands.target import batch_option, both_places, on_storage, savepoint_place, state_dir_option
 from holdfast.distribution import needs_extra
 from holdfast.errors import ConflictError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
@@ -143,7 +143,7 @@ def export(
         with (
             found.place.open() as storage,
             open_storage(target, parse_storage_options(options)) as to,
-            things_shown("rows", None) as on_rows,
+            items_shown("rows", None) as on_rows,
         ):
             runs = ((part.shard, run) for part in found.parts() for run, _ in found.rows(storage, part))
             batches = (batch for shard, run in runs for batch in shown.batches(run, shard))

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from holdfast.commands.progress import things_shown
+from holdfast.commands.progress import items_shown
 from holdfast.commands.target import Target, on_state_dir, opened, plain, retain_option, size, table
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.ownership.claims import retained_versions
@@ -96,7 +96,7 @@ def gc(
         if dry_run or (going and not yes and not click.confirm(f"Delete {count:,} objects?")):
             aborted = None
         else:
-            with things_shown("deleting", count) as on_done:
+            with items_shown("deleting", count) as on_done:
                 for outcome in target.executor.map(partial(_carry_out, target), going):
                     on_done(len(outcome.plan.delete))
             folders = [*ours, *([] if operator else [RESCALING])]
@@ -124,7 +124,7 @@ def _plans(target: Target, retain: int | None, now_ms: int, before_ms: int) -> t
         # A folder that only looks like a shard of this operator is left alone.
         work += [(shard, retained) for prefix, shard in operator.shards.items() if _is_of(record, prefix)]
     outcome_of = partial(_outcome, target, now_ms=now_ms, grace_ms=now_ms - before_ms)
-    with things_shown("looking at shards", len(work)) as on_done:
+    with items_shown("looking at shards", len(work)) as on_done:
         for outcome in target.executor.map(lambda pair: outcome_of(pair[0], retain=pair[1]), work):
             outcomes.append(outcome)
             on_done(1)

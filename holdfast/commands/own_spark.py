@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from holdfast.commands.progress import things_shown, working
+from holdfast.commands.progress import items_shown, working
 from holdfast.commands.target import side_by_side
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import PREFIX, STORAGE_PREFIX
@@ -31,7 +31,7 @@ _MASTER = "spark.master"
 _Made = TypeVar("_Made")
 
 
-def by_this_process(
+def in_process_or_spark(
     state_dir: str, options: dict[str, str], conf: tuple[str, ...], work: Callable[[Tasks], _Made]
 ) -> _Made:
     """Do some work in this process; in Spark if `conf` is set or only Spark makes such state."""
@@ -40,7 +40,7 @@ def by_this_process(
 
     if not conf:
         try:
-            with side_by_side() as executor, things_shown("shards", None) as on_shard:
+            with side_by_side() as executor, items_shown("shards", None) as on_shard:
                 return work(OwnProcess(state_dir, options, executor, os.cpu_count() or 1, on_shard))
         except NeedsSparkError as exc:
             click.echo(f"starting Spark, which this query's state needs: {exc}", err=True)

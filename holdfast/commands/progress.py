@@ -27,7 +27,7 @@ def bytes_shown(what: str, total_bytes: int) -> _Shown:
     return _shown(what, total_bytes, DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
 
 
-def things_shown(what: str, total: int | None) -> _Shown:
+def items_shown(what: str, total: int | None) -> _Shown:
     """Show a bar of items during the context."""
     return _shown(what, total, MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
 

@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 
 from holdfast import savepoints
-from holdfast.commands.own_spark import CONF, by_this_process, pairs, started_spark
+from holdfast.commands.own_spark import CONF, in_process_or_spark, pairs, started_spark
 from holdfast.commands.target import (
     a_console,
     batch_option,
@@ -233,7 +233,7 @@ def create(
     if conf:
         _require_free(target, name, options)
     places = checkpoint_location, target, name
-    made = by_this_process(
+    made = in_process_or_spark(
         state_dir,
         options,
         conf,
@@ -287,7 +287,9 @@ def restore(
     parsed = parse_storage_options(options)
     saved = Restorable.read(url, name, parsed, changes)
     require_new_location(checkpoint_location, parsed)  # before a Spark starts
-    query_id = by_this_process(state_dir, options, conf, lambda tasks: restore_with(tasks, saved, checkpoint_location))
+    query_id = in_process_or_spark(
+        state_dir, options, conf, lambda tasks: restore_with(tasks, saved, checkpoint_location)
+    )
     say_new_query(f"{name} is restored", name, query_id, checkpoint_location, state_dir, options, as_json=as_json)
 
 
@@ -535,7 +537,7 @@ def rescale(
     changes = Changes(shards, partitions, pairs(rename, "--rename", "OLD=NEW"), continue_sinks=continue_sinks)
     original, state_dir = both_places(original, state_dir, options)
     require_new_location(checkpoint_location, parse_storage_options(options))
-    query_id = by_this_process(
+    query_id = in_process_or_spark(
         state_dir,
         options,
         conf,
@@ -576,7 +578,7 @@ def clone(
     require_new_location(checkpoint_location, parse_storage_options(options))
     original, state_dir = both_places(original, state_dir, options)
     places = original, checkpoint_location
-    query_id = by_this_process(
+    query_id = in_process_or_spark(
         state_dir,
         options,
         conf,

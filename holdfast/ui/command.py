@@ -15,7 +15,7 @@ from holdfast.commands.target import a_console, printable, state_dir_option, sto
 from holdfast.distribution import pip_install
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import PREFIX
-from holdfast.ui.site import Site, looks_at_once, open_site
+from holdfast.ui.site import Site, open_site, survey_threads
 
 PORT = 4880
 _REQUESTS_AT_ONCE = 16
@@ -65,7 +65,7 @@ def ui(
     with ExitStack() as stack:
         requests, surveys = (
             stack.enter_context(ThreadPoolExecutor(many, f"holdfast-{name}"))
-            for name, many in (("ui", _REQUESTS_AT_ONCE), ("survey", looks_at_once(len(locations) + 1)))
+            for name, many in (("ui", _REQUESTS_AT_ONCE), ("survey", survey_threads(len(locations) + 1)))
         )
         console = Console(stderr=True, emoji=False)
         # Report wrong locations here rather than on a page.

@@ -26,7 +26,7 @@ from holdfast.snapshotter.sink_log import SinkState
 from holdfast.snapshotter.snapshots import SnapshotPolicy
 from holdfast.spark_integration.client.messages import RecentBatch
 from holdfast.ui.inquiry import Dated, Patience, answers
-from holdfast.ui.site import Awaited, Directory, NamedQuery, Pointers, Progress, Site
+from holdfast.ui.site import Awaited, Directory, NamedQuery, Pointers, Site
 from holdfast.ui.survey import OperatorSurvey, Survey
 
 #: Per directory; further queries have no card.
@@ -101,7 +101,6 @@ def _card(
 class OperatorRow:
     """An operator in a table."""
 
-    directory: int
     operator: OperatorSurvey
     share: float  #: Of the state of all operators
     newest_version: int
@@ -135,9 +134,9 @@ class QueryRow:
     """A query in a table: how far it is, or why that is unknown."""
 
     location: str
-    progress: Progress | None
+    pointers: Pointers | None
     error: str = ""
-    late_ms: int | None = None  #: When the progress was asked for, if a newer answer is late
+    late_ms: int | None = None  #: When the pointers were asked for, if a newer answer is late
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,7 @@ def overview(site: Site, now_ms: int) -> Overview:
     patience = Patience.of_a_view()
     homes, awaited = site.look(patience)
     for query in (query for home in homes for query in home.queries):
-        query.progress.begin(), query.pointers.begin()  # while directories are listed
+        query.pointers.begin()  # while directories are listed
     surveys = answers({home.place: home.surveyor for home in homes}, patience)
     for directory in homes:
         dated = surveys[directory.place]
@@ -201,30 +200,29 @@ def _shown(directory: Directory, dated: Dated[Survey], own: list[Card], patience
     operators = sorted(dated.found.operators.values(), key=lambda one: -one.state_bytes)
     whole = sum(one.state_bytes for one in operators)
     failing = {name: number for card in own for name, number in card.failing.items()}
-    progress = answers({place: one.progress for place, one in enumerate(directory.queries)}, patience)
+    pointers = answers({place: one.pointers for place, one in enumerate(directory.queries)}, patience)
     return ShownDirectory(
         directory.place,
         directory.storage.url,
         dated,
-        [_row(directory.place, one, whole, failing) for one in operators[:_ROWS_MAX]],
+        [_row(one, whole, failing) for one in operators[:_ROWS_MAX]],
         dated.found.sinks[:_ROWS_MAX],
         None,
-        tuple(_query(directory.queries[place], answer) for place, answer in progress.items()),
+        tuple(_query(directory.queries[place], answer) for place, answer in pointers.items()),
         len(operators),
     )
 
 
-def _query(query: NamedQuery, answer: Dated[Progress] | HoldfastError) -> QueryRow:
+def _query(query: NamedQuery, answer: Dated[Pointers] | HoldfastError) -> QueryRow:
     if error := answer if isinstance(answer, HoldfastError) else answer.error:
         return QueryRow(query.location, None, error=str(error))
     assert isinstance(answer, Dated)
     return QueryRow(query.location, answer.found, late_ms=answer.taken_ms if answer.is_late else None)
 
 
-def _row(place: int, operator: OperatorSurvey, whole: int, failing: Mapping[str, int]) -> OperatorRow:
+def _row(operator: OperatorSurvey, whole: int, failing: Mapping[str, int]) -> OperatorRow:
     objects = operator.objects
     return OperatorRow(
-        place,
         operator,
         operator.state_bytes / max(whole, 1),
         int(objects.newest_version.max(initial=0)),

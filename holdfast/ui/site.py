@@ -19,7 +19,6 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import islice
-from typing import TypeVar
 
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError, UnavailableError
 from holdfast.health import origin_of
@@ -40,7 +39,6 @@ from holdfast.ui.inquiry import Dated, Inquiry, Patience, answers
 from holdfast.ui.shards import RowCounter
 from holdfast.ui.survey import Survey, survey
 
-_T = TypeVar("_T")
 _ORIGINS = 256
 #: At most this many noted locations are opened beside the named ones.
 _NOTED_MAX = 8
@@ -72,27 +70,22 @@ class Pointers:
         return self.log[-1].batch_id if self.log else None
 
     @property
-    def batches(self) -> list[int]:
+    def committed(self) -> list[LoggedTimes]:
         """The committed micro-batches, ascending."""
-        return [one.batch_id for one in self.log if one.committed_ms is not None]
+        return [one for one in self.log if one.committed_ms is not None]
 
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a query is."""
-
-    batches: list[int]  #: The retained micro-batches, ascending
-    batch_ms: int  #: When the last committed one was planned; 0 if no pointer says
-    operators: str  #: Their names
+    @property
+    def operators(self) -> str:
+        """The operators' names."""
+        return ", ".join(sorted(operator_of(one) or one for one in self.named))
 
 
 class NamedQuery:
-    """A query, until its location holds another; closes `stored`, and asks its state's directory by `progress`."""
+    """A query, until its location holds another; closes `stored`."""
 
     def __init__(self, location: str, stored: StoredQuery, surveys: Executor) -> None:
         self.location = location
-        self.pointers: Inquiry[Pointers] = Inquiry(partial(self._read, self._pointers), surveys, location)
-        self.progress = Inquiry(partial(self._read, _progress), surveys, location)
+        self.pointers: Inquiry[Pointers] = Inquiry(self._pointers, surveys, location)
         self._stored, self._surveys = stored, surveys
         self._lock = threading.Lock()
         self._is_left = False
@@ -126,24 +119,15 @@ class NamedQuery:
         if is_last:
             self._surveys.submit(self._stored.close)  # which waits for requests that others have given up
 
-    def _pointers(self, stored: StoredQuery) -> Pointers:
+    def _pointers(self) -> Pointers:
         """Read only new pointers: they are in many small files, and never change."""
-        found, known = Pointers(tuple(stored.times()), {}, stored.query_id), self.pointers.known
-        if not found.batches:
-            return found
-        is_known = known is not None and known.named and known.batches[-1:] == found.batches[-1:]
-        return replace(found, named=known.named if known and is_known else stored.directories())
-
-    def _read(self, read: Callable[[StoredQuery], _T]) -> _T:
         with self.reading() as stored:
-            return read(stored)
-
-
-def _progress(stored: StoredQuery) -> Progress:
-    operators, batches = stored.operators(), stored.batches()
-    planned = [row.batch_ms for one in operators for rows in one.pointers.values() for row in rows]
-    names = ", ".join(sorted(one.name for one in operators))
-    return Progress(batches, max(planned, default=0), names)
+            found, known = Pointers(tuple(stored.times()), {}, stored.query_id), self.pointers.known
+            if not found.committed:
+                return found
+            if known is not None and known.named and known.committed[-1:] == found.committed[-1:]:
+                return replace(found, named=known.named)
+            return replace(found, named=stored.directories())
 
 
 @dataclass(frozen=True)
@@ -303,10 +287,10 @@ def _named(location: str, answer: Dated[Pointers] | HoldfastError) -> Mapping[st
     found = answer.found
     if found.planned is None:
         return Awaited(location, "The query has not planned a micro-batch yet; waiting for its first commit.")
-    if not found.batches:
+    if not found.committed:
         return Awaited(location, f"Micro-batch {found.planned} is running or has failed; waiting for its commit.")
     if not found.named:
-        committed = found.batches[-1]
+        committed = found.committed[-1].batch_id
         return Awaited(location, f"Micro-batch {committed} is committed. No operator of holdfast's has had rows yet.")
     return found.named
 
@@ -332,9 +316,7 @@ def _is_there(storage: ObjectStorage, directory: str, query_id: str) -> bool:
 class Site:
     """Everything that the page shows, which may change while it is open; for any thread."""
 
-    def __init__(
-        self, named: Iterable[Directory], live: Inquiry[list[RecentBatch]], join: Join | None = None
-    ) -> None:
+    def __init__(self, named: Iterable[Directory], live: Inquiry[list[RecentBatch]], join: Join | None = None) -> None:
         self._named, self._live, self._join = tuple(named), live, join
         # By the query's id, too: a deleted location may become another query's.
         self._queries: dict[tuple[int, str], Assignment] = {}
@@ -438,9 +420,9 @@ def _surveyed(directories: Sequence[Directory]) -> list[Survey]:
     return [one.surveyor.latest(_UNLIMITED).found for one in directories]
 
 
-def looks_at_once(locations: int) -> int:
-    """Return the number of threads that ask locations: enough even if no location answers."""
-    # What each location holds; each query's pointers and progress, and whether each directory has its state.
+def survey_threads(locations: int) -> int:
+    """Return how many threads surveys need: enough even if no location answers."""
+    # What each location holds; each query's pointers, and whether each directory has its state.
     return (locations + _NOTED_MAX + 1) ** 2
 
 
@@ -454,7 +436,7 @@ def open_site(
     state_dir: str | None = None,
     local_dir: str | None = None,
 ) -> Site:
-    """Open the named locations, looking at each once; `surveys` needs `looks_at_once` threads, which may hang."""
+    """Open the named locations, looking at each once; `surveys` needs `survey_threads` threads, which may hang."""
     named: list[Directory] = []
 
     def add(url: str) -> None:

@@ -198,7 +198,7 @@ def test_help_says_where_spark_runs(command: str) -> None:
 
 
 def shown() -> None:
-    with progress.things_shown("deleting", 2_000) as on_done:
+    with progress.items_shown("deleting", 2_000) as on_done:
         on_done(1_000)
     with progress.bytes_shown("reading", 5_000_000) as on_done:
         on_done(4_000_000)

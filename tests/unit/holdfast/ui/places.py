@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from flask.testing import FlaskClient
 
@@ -18,7 +17,7 @@ from holdfast.spark_integration.spark_state.query_location import LoggedTimes
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from holdfast.ui.app import make_app
 from holdfast.ui.command import make_server
-from holdfast.ui.site import Site, looks_at_once, open_site
+from holdfast.ui.site import Site, open_site, survey_threads
 from tests.unit.holdfast.commands.conftest import put_record
 
 SiteOf = Callable[..., Site]
@@ -44,10 +43,8 @@ class Stored:
     is_closed: threading.Event = field(default_factory=threading.Event)
 
     def times(self) -> list[LoggedTimes]:
+        self.answers.wait()
         return self.log or [LoggedTimes(self.batch_id, 1_000, 2_000)]
-
-    def batches(self) -> list[int]:
-        return [self.batch_id]
 
     def directories(self) -> dict[str, str]:
         self.reads += 1
@@ -55,10 +52,6 @@ class Stored:
         if self.error:
             raise self.error
         return self.named
-
-    def operators(self) -> list[Any]:
-        self.answers.wait()
-        return []
 
     def close(self) -> None:
         self.is_closed.set()
@@ -83,7 +76,7 @@ TOKEN = "00112233445566778899aabbccddeeff"
 
 def _site(stack: ExitStack, locations: Iterable[Path], **places: str | None) -> Site:
     given = [str(one) for one in locations]
-    surveys = stack.enter_context(ThreadPoolExecutor(looks_at_once(len(given) + 1)))
+    surveys = stack.enter_context(ThreadPoolExecutor(survey_threads(len(given) + 1)))
     return open_site(given, {}, stack.enter_context(ThreadPoolExecutor(8)), surveys, stack, **places)
 
 
