@@ -72,9 +72,7 @@ def _carried_bytes(value: str) -> int:
 
 
 def _flag(value: str) -> bool:
-    if value not in ("true", "false"):
-        raise ValueError("it must be 'true' or 'false'")
-    return value == "true"
+    return _one_of("true", "false")(value) == "true"
 
 
 def _names(value: str) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from holdfast.commands.progress import items_shown
 from holdfast.commands.target import Target, on_state_dir, opened, plain, retain_option, size, table
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.ownership.claims import retained_versions
-from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator, shard_prefix
+from holdfast.snapshotter.ownership.operator_record import read_operator, shard_prefix
 from holdfast.snapshotter.ownership.queries import RESCALING, find_origin
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import Headers, OperatorListing, ShardListing, list_shard
@@ -122,18 +122,14 @@ def _plans(target: Target, retain: int | None, now_ms: int, before_ms: int) -> t
             outcomes.append(Outcome(CleanUpPlan(name, 0), {}, exc))
             continue
         # A folder that only looks like a shard of this operator is left alone.
-        work += [(shard, retained) for prefix, shard in operator.shards.items() if _is_of(record, prefix)]
+        prefixes = {shard_prefix(record.operator, number) for number in range(record.shards)}
+        work += [(shard, retained) for prefix, shard in operator.shards.items() if prefix in prefixes]
     outcome_of = partial(_outcome, target, now_ms=now_ms, grace_ms=now_ms - before_ms)
     with items_shown("looking at shards", len(work)) as on_done:
         for outcome in target.executor.map(lambda pair: outcome_of(pair[0], retain=pair[1]), work):
             outcomes.append(outcome)
             on_done(1)
     return outcomes, ours
-
-
-def _is_of(record: OperatorRecord, prefix: str) -> bool:
-    number = int(prefix.rpartition("-")[2])
-    return number < record.shards and prefix == shard_prefix(record.operator, number)
 
 
 def _of_rescaling(target: Target, before_ms: int) -> list[Outcome]:
