@@ -26,7 +26,7 @@ from holdfast.spark_integration.ttl.ends import microseconds, timestamps
 
 #: Prefix of the columns that hold states among the received ones.
 _STATE = "__holdfast_state."
-#: Panes whose windows are made at once; of each there may be thousands.
+#: Windows that are made at once, at most: a pane may be in thousands.
 _WINDOWS_AT_ONCE = 1 << 16
 
 
@@ -68,7 +68,6 @@ class PartialAggregation:
 
     def _in_windows(self, batches: Iterable[pa.RecordBatch], places: WindowPlaces) -> Iterator[pa.RecordBatch]:
         """Yield rows or, where panes repeat, the panes' states, in each of their windows."""
-        panes_at_once = max(1, _WINDOWS_AT_ONCE * places.slide_us // places.length_us)
         keeps_order = any(map(_is_by_arrival, self.accumulators))
         are_states: bool | None = None  # as the first are: all that a task sends has one form
         for some in _gathered(batches):
@@ -76,7 +75,9 @@ class PartialAggregation:
                 are_states = not keeps_order and keys_repeat(some)
             rows = pa.Table.from_batches(some).combine_chunks()
             panes = self.combined(rows).combine_chunks() if are_states else rows
-            for batch in panes.to_batches(max_chunksize=panes_at_once):
+            windows_at_once = min(_WINDOWS_AT_ONCE, BLOB_BYTES * panes.num_rows // panes.nbytes)
+            panes_at_once = windows_at_once * places.slide_us // places.length_us
+            for batch in panes.to_batches(max_chunksize=max(1, panes_at_once)):
                 yield self._of_panes(batch, places)
 
     def _of_panes(self, panes: pa.RecordBatch, places: WindowPlaces) -> pa.RecordBatch:

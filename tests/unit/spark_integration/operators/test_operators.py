@@ -45,6 +45,7 @@ from holdfast.spark_integration.spark_types import Watermark
 from holdfast.spark_integration.timers import KeysAtOnce
 from holdfast.spark_integration.transport.packed import (
     BLOB,
+    BLOB_BYTES,
     EVENT_TIME,
     HASH,
     EventTime,
@@ -394,6 +395,17 @@ def test_panes_whose_rows_repeat_are_combined(tmp_path: Path) -> None:
     expected = {start: sum(start <= 1 + i % 10 < start + LENGTH for i in range(n)) for start in (5, 9)}
     assert {ms(row["window"]["start"]): row["n"] for row in found} == expected
     assert received.late > 0
+
+
+def test_wide_rows_are_told_apart_a_few_at_once() -> None:
+    """Of 500 rows of 10 KB in 25 windows each a task never has all windows in memory."""
+    kept = Collected("all", "v", pa.list_(pa.string()), "list")
+    before = windows("update", (kept,), length=25, slide=1).before_shuffle
+    rows = in_panes([("ann", i, None) for i in range(500)])
+    rows = rows.set_column(rows.column_names.index("v"), "v", pa.array(["x" * 10_000] * 500))
+    sizes = [(len(batch), batch.nbytes) for batch in before.spread(rows.to_batches())]
+    assert sum(n for n, _ in sizes) == 25 * 500
+    assert max(size for _, size in sizes) <= BLOB_BYTES
 
 
 def test_values_by_arrival_keep_their_order_in_overlapping_windows() -> None:
