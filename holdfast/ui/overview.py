@@ -26,7 +26,7 @@ from holdfast.snapshotter.sink_log import SinkState
 from holdfast.snapshotter.snapshots import SnapshotPolicy
 from holdfast.spark_integration.client.messages import RecentBatch
 from holdfast.ui.inquiry import Dated, Patience, answers
-from holdfast.ui.site import Awaited, Directory, NamedQuery, Pointers, Site
+from holdfast.ui.site import Awaited, Directory, NamedQuery, Pointers, Site, named_by
 from holdfast.ui.survey import OperatorSurvey, Survey
 
 #: Per directory; further queries have no card.
@@ -214,8 +214,8 @@ def _shown(directory: Directory, dated: Dated[Survey], own: list[Card], patience
 
 
 def _query(query: NamedQuery, answer: Dated[Pointers] | HoldfastError) -> QueryRow:
-    if error := answer if isinstance(answer, HoldfastError) else answer.error:
-        return QueryRow(query.location, None, error=str(error))
+    if isinstance(found := named_by(query.location, answer), Awaited):
+        return QueryRow(query.location, None, error=found.what)
     assert isinstance(answer, Dated)
     return QueryRow(query.location, answer.found, late_ms=answer.taken_ms if answer.is_late else None)
 

@@ -224,7 +224,7 @@ class Assignment:
         self, homes: Sequence[Directory], answer: Dated[Pointers] | HoldfastError | None
     ) -> dict[int, Inquiry[bool]]:
         """Return the inquiries to the directories; none if needless or useless."""
-        if self._belongs is not None or answer is None or isinstance(_named(self._query.location, answer), Awaited):
+        if self._belongs is not None or answer is None or isinstance(named_by(self._query.location, answer), Awaited):
             return {}
         pointers = self.in_directory(homes[0]).pointers
         with self._lock:
@@ -242,7 +242,7 @@ class Assignment:
             return self._belongs
         if answer is None:
             return Awaited(self._query.location, _POINTERS_ONLY, is_wrong=True)
-        named = _named(self._query.location, answer)
+        named = named_by(self._query.location, answer)
         if isinstance(named, Awaited):
             return named
         found = frozenset(place for place, one in lies.items() if not isinstance(one, HoldfastError) and one.found)
@@ -278,7 +278,7 @@ def assign(
     }
 
 
-def _named(location: str, answer: Dated[Pointers] | HoldfastError) -> Mapping[str, str] | Awaited:
+def named_by(location: str, answer: Dated[Pointers] | HoldfastError) -> Mapping[str, str] | Awaited:
     """Return the directories that a query's pointers name, with the query of each, or the reason for none."""
     error = answer if isinstance(answer, HoldfastError) else answer.error
     if error is not None:

@@ -25,6 +25,7 @@ from holdfast.snapshotter.ownership.queries import NotedLocation, note_location
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.client.connection import over_executors
 from holdfast.spark_integration.client.messages import RecentBatch
+from holdfast.spark_integration.spark_state.query_location import LoggedTimes
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from holdfast.ui import inquiry
 from holdfast.ui.app import make_app, trusted_hosts
@@ -76,6 +77,17 @@ def test_a_query_that_cannot_be_read_hides_no_other(tmp_path: Path, site_of: Sit
         assert stored is broken
     with pytest.raises(CorruptionError):
         home.query_of("unknown", Patience.of_a_view())
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_query_without_its_commits_is_told(tmp_path: Path, site_of: SiteOf) -> None:
+    """Whoever deletes them, to run micro-batches again, may look on: the page says what it waits for."""
+    stored = Stored()
+    site = site_of([location(tmp_path / "query"), directory(tmp_path / "state")], lambda _query, _home: stored)
+    page = make_app(site, TOKEN, ["localhost"]).test_client()
+    assert "Table of queries" in page.get(f"/{TOKEN}/").text
+    stored.log = [LoggedTimes(5, 1_000, None)]
+    wait_until(lambda: "Micro-batch 5 is running or has failed" in page.get(f"/{TOKEN}/").text, list)
 
 
 @pytest.mark.usefixtures("at_once")
