@@ -190,8 +190,8 @@ def _aggregates(given: tuple[str, ...]) -> dict[str, str] | dict[int, dict[str, 
 def _windows(given: tuple[str, ...]) -> list[str] | dict[int, list[str]] | None:
     found: dict[Any, list[str]] = {}
     for number, texts in _by_number(given, "=", "--window").items():
-        if "=" in texts[-1]:
-            raise InvalidArgumentError("--window takes durations, or NUMBER=DURATIONS", given=texts[-1])
+        if any("=" in text for text in texts):
+            raise InvalidArgumentError("--window takes durations, or NUMBER=DURATIONS", given=" ".join(texts))
         found[number] = [one.strip() for one in texts[-1].split(",")]
     return found.get(None, found or None)
 
@@ -200,8 +200,8 @@ def _by_number(given: tuple[str, ...], separator: str, option: str) -> dict[int 
     """Return an option's values by the number of their operator; by None if it is the only one."""
     found: dict[int | None, list[str]] = {}
     for text in given:
-        number, _, value = text.partition(separator)
-        known, value = (int(number), value) if number.isdecimal() else (None, text)
+        number, is_behind, value = text.partition(separator)
+        known, value = (int(number), value) if is_behind and number.isdecimal() else (None, text)
         found.setdefault(known, []).append(value)
     if None in found and len(found) > 1:
         raise InvalidArgumentError(f"{option}: number all of them or none", given=" ".join(given))

@@ -458,7 +458,7 @@ MISTAKES: list[tuple[str, type[HoldfastError] | tuple[type[HoldfastError], ...],
         (f"savepoint from-spark {{}}/empty {{new}} --operator hours {given}", InvalidArgumentError, given.split()[0])
         for given in (
             *("--aggregate count", "--aggregate n=count --aggregate n=max", "--aggregate n=count --aggregate 1.n=max"),
-            "--window 'first=1 hour'",
+            *("--window 'first=1 hour'", "--window first=hour --window hour"),
         )
     ),
     # What a restore shall change.
@@ -471,6 +471,7 @@ MISTAKES: list[tuple[str, type[HoldfastError] | tuple[type[HoldfastError], ...],
         for command in (
             "savepoint create {}/nowhere {name} --state-dir {}/durable",
             "savepoint from-spark {}/nowhere {name} --operator totals",
+            "savepoint from-spark {}/nowhere {name} --operator 2024",
             "rescale {}/nowhere --checkpoint-location {}/new --shards 2 --state-dir {}/durable",
             "export {}/nowhere --to {}/new --operator totals --state-dir {}/durable",
             "export {}/nowhere --to {}/new",
