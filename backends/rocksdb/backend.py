@@ -61,7 +61,7 @@ from holdfast.backends.run_files.version_file import RunFile, VersionFile
 from holdfast.backends.run_files.view import FrozenRuns
 from holdfast.backends.run_stack import parts_of
 from holdfast.backends.schema import TableSchema
-from holdfast.errors import ConflictError, CorruptionError, HoldfastError, NotFoundError
+from holdfast.errors import ConflictError, CorruptionError, HoldfastError, NotFoundError, UnavailableError
 
 _T = TypeVar("_T")
 _VERSIONS, _READ = "versions", "database-read"
@@ -293,14 +293,17 @@ class RocksDBBackend(FilesystemBackend):
 
     @contextmanager
     def _made_from(self, file: GenerationFile) -> Iterator[None]:
-        """Set the base of a new generation aside if making that fails because the base is damaged."""
+        """Set the base of a new generation aside if making that fails because the base is damaged.
+
+        RocksDB does not say why it cannot merge.
+        """
         try:
             yield
-        except (CorruptionError, NotFoundError) as exc:
+        except (CorruptionError, NotFoundError, UnavailableError) as exc:
             broken = None if file.base is None else broken_file(self._generations / file.base, file.files)
             if broken is None:
                 raise
-            raise self._set_aside_generation(str(file.base), damaged(broken, str(exc))) from exc
+            raise self._set_aside_generation(str(file.base), damaged(broken, NOT_WHOLE)) from exc
 
     def _settled(self, version: VersionFile) -> dict[str, list[RunFile]]:
         """Return, by table, the bottom runs that all versions share: no commit merges them."""

@@ -24,7 +24,7 @@ from holdfast.backends.rocksdb import backend as rocksdb
 from holdfast.backends.rocksdb import generation, moving, options
 from holdfast.backends.rocksdb.backend import RocksDBBackend
 from holdfast.backends.rocksdb.generation import OPEN, READERS, CacheShare, OpenGenerations
-from holdfast.errors import ClosedError, InvalidArgumentError, NotFoundError, UnavailableError
+from holdfast.errors import ClosedError, CorruptionError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.testing.state_rows import P1, P2, P3, TABLES, contents, counts, no_counts, run_of, users
 from tests.tiers import repetitions
 
@@ -259,6 +259,24 @@ def test_a_merge_stops_when_runs_must_be_moved(shard: RocksDBBackend, monkeypatc
     with shard.view(stopped) as view:
         assert contents(view, "counts") == before
     assert os.listdir(shard.directory / "staging") == []
+
+
+@pytest.mark.parametrize("place", [0.1, 0.9])
+def test_a_damaged_table_that_a_merge_meets_is_set_aside(
+    shard: RocksDBBackend, monkeypatch: pytest.MonkeyPatch, place: float
+) -> None:
+    """Rows or the table's own index: otherwise each later merge fails, also of runs, and they become ever more."""
+    last = settled(shard, moved_often(shard, moving.MOST_UNMERGED))
+    table = sorted(generations(shard)[0].glob("*.sst"))[1]
+    data = bytearray(table.read_bytes())
+    data[int(place * len(data))] ^= 0xFF
+    table.chmod(0o600)
+    table.write_bytes(data)
+    monkeypatch.setattr(RocksDBBackend, "share_bytes", lambda _: 1 << 20)
+    with pytest.raises(CorruptionError) as raised:
+        shard.maintain(last)
+    assert raised.value.facts["file"] == str(table)
+    assert shard.versions() == []
 
 
 def test_a_move_merges_tables_where_many_wait(shard: RocksDBBackend) -> None:
