@@ -465,6 +465,14 @@ MISTAKES: list[tuple[str, type[HoldfastError] | tuple[type[HoldfastError], ...],
     ("savepoint restore {} onee {places}", NotFoundError, "one"),
     ("savepoint restore {} one --skip total {places}", NotFoundError, "totals"),
     ("savepoint restore {} one --rename a=b {places}", NotFoundError, "operator=a"),
+    # A new query's location that holds something.
+    *(
+        (f"{command} --checkpoint-location {{}}/held --state-dir {{}}/state {{conf}}", ConflictError, "must be empty")
+        for command in (
+            *("savepoint restore {} one --skip dedupe", "rescale {}/query --shards 2"),
+            "clone {}/query --to-state-dir {}/fresh",
+        )
+    ),
     # What is not there: with --conf Spark does the work, and took half a minute to say that a path is misspelt.
     *(
         (f"{command} --conf spark.a=b", (NotFoundError, InvalidArgumentError), "nowhere|amount")
