@@ -54,14 +54,15 @@ from holdfast.backends.rocksdb.generation import (
     require_whole,
 )
 from holdfast.backends.rocksdb.generation_file import GENERATION, GenerationFile, known_generation
-from holdfast.backends.rocksdb.moving import make_generation, merge_tables
+from holdfast.backends.rocksdb.moving import make_generation
 from holdfast.backends.rocksdb.options import RocksDBOptions
+from holdfast.backends.run import Run
 from holdfast.backends.run_files.backend import FilesystemBackend
 from holdfast.backends.run_files.version_file import RunFile, VersionFile
 from holdfast.backends.run_files.view import FrozenRuns
 from holdfast.backends.run_stack import parts_of
 from holdfast.backends.schema import TableSchema
-from holdfast.errors import ConflictError, CorruptionError, HoldfastError, NotFoundError, UnavailableError
+from holdfast.errors import ConflictError, CorruptionError, HoldfastError, NotFoundError
 
 _T = TypeVar("_T")
 _VERSIONS, _READ = "versions", "database-read"
@@ -170,7 +171,7 @@ class RocksDBBackend(FilesystemBackend):
         for name in names:
             with suppress(NotFoundError, CorruptionError):
                 file = known_generation(self._generations / name)
-                if file.replaces(version):
+                if file.moved and file.replaces(version):
                     return name, file
         return None
 
@@ -208,7 +209,7 @@ class RocksDBBackend(FilesystemBackend):
             file = known_generation(self._generations / name)
         except (NotFoundError, CorruptionError):
             return False
-        return any(file.replaces(version) for version in versions)
+        return any(file.moved and file.replaces(version) for version in versions)
 
     # Moving.
 
@@ -240,15 +241,15 @@ class RocksDBBackend(FilesystemBackend):
                 os.utime(self.directory.parent)  # all processes count anew
 
     def maintain(self, pointer: Pointer) -> int:
-        """Move what all versions share into the next generation if runs exceed the shard's memory; else merge.
+        """Move what all versions share into the next generation if runs exceed the shard's memory; else merge runs.
 
         The next commit uses the generation. Raises `NotFoundError` if the version is not held here.
         """
-        return self._move(pointer) or self._merge_tables(pointer) or super().maintain(pointer)
+        return self._move(pointer) or super().maintain(pointer)
 
     def _move(self, pointer: Pointer) -> int:
         with self._floored(self._read_version(pointer)) as version:
-            if self._fits(version):
+            if sum(file.size_bytes for file in version.files) <= self.share_bytes():
                 return 0
             settled = self._settled(version)
             if not settled:
@@ -259,51 +260,20 @@ class RocksDBBackend(FilesystemBackend):
             if version.generation is not None:
                 file = self._read_generation(version.generation)
             moved = {table: [f.id for f in files] for table, files in settled.items()}
-            file = replace(file, base=version.generation, moved=moved)
-            with self._stage() as staged, self._made_from(file):
-                base = None if file.base is None else self._generations / file.base
-                make_generation(staged, base, file, runs, self.tables, self._rocksdb.compression)
+            with self._stage() as staged:
+                self._make_generation(staged, replace(file, base=version.generation, moved=moved), runs)
                 staged.publish(self._generations / self.new_id())
         return 1
 
-    def _merge_tables(self, pointer: Pointer) -> int:
-        """Merge the tables of the version's database, without haste, as long as the newest version's runs fit."""
-        with self._floored(self._read_version(pointer)) as version:
-            if version.generation is None:
-                return 0
-            file = self._read_generation(version.generation)
-            if not (file.unmerged and self._fits_newest()):
-                return 0
-            file = replace(file, base=version.generation, moved={})
-            with self._stage() as staged, self._made_from(file):
-                base, fits = self._generations / version.generation, self._fits_newest
-                if not merge_tables(staged, base, file, self._rocksdb.compression, fits):
-                    return 0
-                staged.publish(self._generations / self.new_id())
-        return 1
-
-    def _fits(self, version: VersionFile) -> bool:
-        return sum(file.size_bytes for file in version.files) <= self.share_bytes()
-
-    def _fits_newest(self) -> bool:
-        for pointer in reversed(self.versions()):
-            with suppress(NotFoundError, CorruptionError):  # dropped meanwhile
-                return self._fits(self._read_version(pointer))
-        return True
-
-    @contextmanager
-    def _made_from(self, file: GenerationFile) -> Iterator[None]:
-        """Set the base of a new generation aside if making that fails because the base is damaged.
-
-        RocksDB does not say why it cannot merge.
-        """
+    def _make_generation(self, staged: StagedFolder, file: GenerationFile, runs: Mapping[str, list[Run]]) -> None:
+        base = None if file.base is None else self._generations / file.base
         try:
-            yield
-        except (CorruptionError, NotFoundError, UnavailableError) as exc:
-            broken = None if file.base is None else broken_file(self._generations / file.base, file.files)
+            make_generation(staged, base, file, runs, self.tables, self._rocksdb.compression)
+        except (CorruptionError, NotFoundError) as exc:
+            broken = None if base is None else broken_file(base, file.files)
             if broken is None:
                 raise
-            raise self._set_aside_generation(str(file.base), damaged(broken, NOT_WHOLE)) from exc
+            raise self._set_aside_generation(str(file.base), damaged(broken, str(exc))) from exc
 
     def _settled(self, version: VersionFile) -> dict[str, list[RunFile]]:
         """Return, by table, the bottom runs that all versions share: no commit merges them."""

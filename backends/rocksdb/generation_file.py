@@ -9,9 +9,7 @@
                  counts     about how many rows, by table
                  files      by name: size and digest of each file of the database
                  base       the generation that this one was made from, or null
-                 moved      by table: the runs, oldest first, that were moved into it from right above that; none if
-                            it only has fewer tables
-                 unmerged   whether RocksDB has tables to merge
+                 moved      by table: the runs, oldest first, that were moved into it from right above that
 """
 
 from __future__ import annotations
@@ -101,7 +99,6 @@ class GenerationFile:
     files: Mapping[str, DatabaseFile] = field(default_factory=dict)
     base: str | None = None
     moved: Mapping[str, list[str]] = field(default_factory=dict)
-    unmerged: bool = False
 
     @property
     def lists(self) -> Mapping[str, DatabaseFile]:
@@ -146,7 +143,6 @@ class GenerationFile:
             "files": {name: list(file) for name, file in self.files.items()},
             "base": self.base,
             "moved": dict(self.moved),
-            "unmerged": self.unmerged,
         }
         staged.write(GENERATION, GENERATION, header)
 
@@ -165,8 +161,7 @@ class GenerationFile:
             if not all(_FILE_NAME.fullmatch(name) for name in files):
                 raise ValueError("a file that no database has")
             moved = {table: [str(run_id) for run_id in ids] for table, ids in header["moved"].items()}
-            unmerged = bool(header.get("unmerged"))  # generations of earlier days do not say
-            return cls(tables, dict(header["counts"]), files, header["base"], moved, unmerged)
+            return cls(tables, dict(header["counts"]), files, header["base"], moved)
         except (KeyError, TypeError, ValueError, AttributeError, OSError, pa.ArrowException) as exc:
             raise CorruptionError(f"{path} is not a file that this release of holdfast reads: {exc!r}") from exc
 

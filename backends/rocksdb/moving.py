@@ -1,23 +1,20 @@
-"""Making the next generation: the runs at the bottom of a version are moved into the database below them.
+"""Making the next generation: the runs at the bottom of a version, moved into the database below them.
 
 ::
 
     generation 7c…                   staging/<id>/                               generations/e1…/
     000012.sst  ── a link ─────────▶ 000012.sst ┐
-    MANIFEST    ── a copy ─────────▶ MANIFEST   ├─ ingest ── note ──▶ 000012.sst, 000015.sst, generation
-    runs aa, bb ── sorted tables ──▶ moved-0    ┘         one rename
+    MANIFEST    ── a copy ─────────▶ MANIFEST   ├─ ingest, merge tables ─ note ─▶ 000012.sst, 000015.sst, generation
+    runs aa, bb ── sorted tables ──▶ moved-0    ┘                    one rename
 
 The previous generation does not change, and the next one appears only with the rename: a process that is
 killed leaves a folder below ``staging``.
-
-A move must keep up with commits, so it leaves tables unmerged unless many are. A later generation of the same rows has
-them merged: RocksDB takes its time, and stops when runs must be moved; what it has merged stays.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +32,7 @@ from holdfast.backends.rocksdb.codec.rows import encode_values
 from holdfast.backends.rocksdb.errors import rocksdb_errors
 from holdfast.backends.rocksdb.generation import keep_unwritten, note_file
 from holdfast.backends.rocksdb.generation_file import TABLE_FILE, DatabaseFile, GenerationFile, StoredTable
-from holdfast.backends.rocksdb.options import TABLE_BYTES, merger_options, open_rocksdb, writer_options
+from holdfast.backends.rocksdb.options import TABLE_BYTES, open_rocksdb, writer_options
 from holdfast.backends.rocksdb.reads import CHUNK_KEYS, estimate_counts, to_list
 from holdfast.backends.run import Run
 from holdfast.backends.run_stack import merge_in_stretches
@@ -46,9 +43,7 @@ from holdfast.errors import InvalidArgumentError, UnavailableError
 CHUNK_BYTES = 4 << 20
 #: Bytes of a row's columns, and of its key or value in RocksDB.
 ROW_BYTES_MAX = 2**31 - (1 << 20)
-#: Unmerged tables, which a look-up asks one after another: beyond so many, a move merges them.
-MOST_UNMERGED = 4
-_LOOK_EVERY_MS = 20
+_LOOK_EVERY_MS = 5
 
 
 def make_generation(
@@ -62,7 +57,8 @@ def make_generation(
     """Make the next generation in a staged folder, from `base`, if any, and `moved` runs by table, oldest first.
 
     Raises `CorruptionError` if `base` is damaged, `UnavailableError` if local storage fails, `InvalidArgumentError` if
-    a row is too large. Cost: about 1 µs a row moved. Memory: a few times what a merge reads at a time.
+    a row is too large. Cost: about 1 µs a row moved, and merging tables. Memory: a few times what a merge reads at a
+    time.
     """
     if base is not None:
         _copy(base, file, staged)
@@ -77,35 +73,12 @@ def make_generation(
                 how = IngestExternalFileOptions()
                 how.set_move_files(True)
                 database.ingest_external_file(paths, how)
-            if _number(database, "num-files-at-level0") > MOST_UNMERGED:
-                database.set_options({"disable_auto_compactions": "false"})
-                _wait_for_merges(database, staged.path)
+            _wait_for_merges(database, staged.path)
             counts = estimate_counts(database, {name: table.id for name, table in file.tables.items()})
-            file, live = replace(file, counts=counts, unmerged=_is_unmerged(database)), _live(database)
+            live = {table["name"].lstrip("/") for table in database.live_files()}
         finally:
             database.close()
-    _finish(staged, file, live)
-
-
-def merge_tables(
-    staged: StagedFolder, base: Path, file: GenerationFile, compression: str, may_go_on: Callable[[], bool]
-) -> bool:
-    """Make a generation of the rows of `base`, with fewer tables, while `may_go_on`; tell whether any were merged.
-
-    Raises the errors of `make_generation`.
-    """
-    _copy(base, file, staged)
-    with rocksdb_errors(staged.path):
-        database = open_rocksdb(staged.path, merger_options(compression))
-        is_done = _wait_for_merges(database, staged.path, may_go_on)
-        unmerged, live = _is_unmerged(database), _live(database)
-        if is_done:
-            database.close()
-        del database  # a stopped one refuses `close`, and is closed here
-    if live == {name for name in file.files if name.endswith(TABLE_FILE)}:
-        return False
-    _finish(staged, replace(file, unmerged=unmerged), live)
-    return True
+    _finish(staged, replace(file, counts=counts), live)
 
 
 def _copy(base: Path, file: GenerationFile, staged: StagedFolder) -> None:
@@ -132,28 +105,16 @@ def _finish(staged: StagedFolder, file: GenerationFile, live: set[str]) -> None:
     replace(file, files=files).write(staged)
 
 
-def _number(database: Rdict, name: str) -> int:
-    return database.property_int_value(f"rocksdb.{name}") or 0
+def _wait_for_merges(database: Rdict, path: Path) -> None:
+    """Wait until RocksDB has finished merging."""
 
+    def number(name: str) -> int:
+        return database.property_int_value(f"rocksdb.{name}") or 0
 
-def _is_unmerged(database: Rdict) -> bool:
-    return _number(database, "compaction-pending") > 0
-
-
-def _live(database: Rdict) -> set[str]:
-    return {table["name"].lstrip("/") for table in database.live_files()}
-
-
-def _wait_for_merges(database: Rdict, path: Path, may_go_on: Callable[[], bool] = lambda: True) -> bool:
-    """Wait until RocksDB has finished merging, or stop it where it may not go on; tell whether it has finished."""
-    while _is_unmerged(database) or _number(database, "num-running-compactions"):
-        if _number(database, "background-errors"):
+    while number("compaction-pending") or number("num-running-compactions"):
+        if number("background-errors"):
             raise UnavailableError(f"RocksDB cannot merge its tables at {path}: no space left, or the disk fails")
-        if not may_go_on():
-            database.cancel_all_background(True)
-            return False
         clock.sleep_ms(_LOOK_EVERY_MS)
-    return True
 
 
 def _merged(runs: Sequence[Run], schema: TableSchema, *, is_first: bool) -> Iterator[Run]:

@@ -47,8 +47,6 @@ TABLE_BYTES = 64 << 20
 # Files that a reader keeps open of one database.
 _OPEN_FILES = 64
 _BACKGROUND_JOBS = 2
-# What a merge that nobody waits for writes in a second: a third of what one core could.
-_MERGED_BYTES_PER_SECOND, _REFILL_US, _FAIRNESS = 64 << 20, 100_000, 10
 _FROZEN_CACHE_BYTES = 8 << 20
 
 
@@ -102,7 +100,7 @@ def frozen_options() -> Options:
 
 
 def writer_options(compression: str) -> Options:
-    """Return the options for writing tables, which are merged only where that is asked for."""
+    """Return the options for writing and merging tables."""
     blocks = _blocks()
     blocks.disable_cache()  # each block is read once
     # In parts: the cache is many small ones, and two whole filters of large files, a megabyte each, would evict each
@@ -122,15 +120,6 @@ def writer_options(compression: str) -> Options:
         found.set_compression_type(getattr(DBCompressionType, compression)())
     found.set_target_file_size_base(TABLE_BYTES)
     found.set_max_background_jobs(_BACKGROUND_JOBS)
-    found.set_disable_auto_compactions(True)
-    return found
-
-
-def merger_options(compression: str) -> Options:
-    """Return the options for merging tables while queries run: RocksDB rests in between."""
-    found = writer_options(compression)
-    found.set_disable_auto_compactions(False)
-    found.set_ratelimiter(_MERGED_BYTES_PER_SECOND, _REFILL_US, _FAIRNESS)
     return found
 
 

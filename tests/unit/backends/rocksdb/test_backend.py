@@ -21,10 +21,10 @@ from holdfast import clock
 from holdfast.backends.base import Pointer
 from holdfast.backends.local.folder_locks import lock_shared
 from holdfast.backends.rocksdb import backend as rocksdb
-from holdfast.backends.rocksdb import generation, moving, options
+from holdfast.backends.rocksdb import generation, options
 from holdfast.backends.rocksdb.backend import RocksDBBackend
 from holdfast.backends.rocksdb.generation import OPEN, READERS, CacheShare, OpenGenerations
-from holdfast.errors import ClosedError, CorruptionError, InvalidArgumentError, NotFoundError, UnavailableError
+from holdfast.errors import ClosedError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.testing.state_rows import P1, P2, P3, TABLES, contents, counts, no_counts, run_of, users
 from tests.tiers import repetitions
 
@@ -196,93 +196,6 @@ def test_commits_that_rewrite_all_of_a_shard_leave_something_to_move(
         assert sum(file.size_bytes for file in runs) < limit_bytes + 3 * counts(*written)["counts"].size_bytes
         with backend.view(new) as view:
             assert len(contents(view, "counts")) == len(written)
-
-
-# Merging tables.
-
-
-def moved_often(backend: RocksDBBackend, moves: int) -> Pointer:
-    """Move new values of the same keys `moves` times."""
-    pointer = moved_shard(backend)
-    for version in range(3, 3 + moves):
-        new = Pointer(version, "w")
-        backend.apply(pointer, new, counts(*((name, version) for name in NAMES)), {})
-        backend.drop([pointer])
-        assert backend.maintain(new) == 1
-        pointer = new
-    return pointer
-
-
-def settled(backend: RocksDBBackend, pointer: Pointer) -> Pointer:
-    """Return a version after `pointer` that has taken the newest generation, the only one then."""
-    last = Pointer(pointer.version + 1, "last")
-    backend.apply(pointer, last, {}, {})
-    backend.drop([pointer])
-    with backend.view(last) as view:
-        assert contents(view, "counts") == {(name,): (pointer.version,) for name in NAMES}
-    return last
-
-
-def tables(backend: RocksDBBackend) -> int:
-    (folder,) = generations(backend)
-    return len(list(folder.glob("*.sst")))
-
-
-def test_tables_are_merged_after_the_move(shard: RocksDBBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A move must keep up with commits; merging what it wrote takes its time, once runs fit, and changes no row."""
-    last = settled(shard, moved_often(shard, moving.MOST_UNMERGED))
-    unmerged = tables(shard)
-    assert unmerged > moving.MOST_UNMERGED
-    monkeypatch.setattr(RocksDBBackend, "share_bytes", lambda _: 1 << 20)
-    assert shard.maintain(last) == 1
-    with shard.view(last) as view:
-        before = contents(view, "counts")
-    merged = Pointer(last.version + 1, "merged")
-    shard.apply(last, merged, {}, {})
-    shard.drop([last])
-    assert tables(shard) < unmerged / 2
-    with shard.view(merged) as view:
-        assert contents(view, "counts") == before
-    assert shard.maintain(merged) == 0, "all are merged"
-
-
-def test_a_merge_stops_when_runs_must_be_moved(shard: RocksDBBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it has merged by then is taken or dropped; the rows are the same, and nothing is left behind."""
-    last = settled(shard, moved_often(shard, moving.MOST_UNMERGED))
-    fits = iter([True])
-    monkeypatch.setattr(RocksDBBackend, "_fits_newest", lambda _: next(fits, False))
-    shard.maintain(last)
-    with shard.view(last) as view:
-        before = contents(view, "counts")
-    stopped = Pointer(last.version + 1, "stopped")
-    shard.apply(last, stopped, {}, {})
-    with shard.view(stopped) as view:
-        assert contents(view, "counts") == before
-    assert os.listdir(shard.directory / "staging") == []
-
-
-@pytest.mark.parametrize("place", [0.1, 0.9])
-def test_a_damaged_table_that_a_merge_meets_is_set_aside(
-    shard: RocksDBBackend, monkeypatch: pytest.MonkeyPatch, place: float
-) -> None:
-    """Rows or the table's own index: otherwise each later merge fails, also of runs, and they become ever more."""
-    last = settled(shard, moved_often(shard, moving.MOST_UNMERGED))
-    table = sorted(generations(shard)[0].glob("*.sst"))[1]
-    data = bytearray(table.read_bytes())
-    data[int(place * len(data))] ^= 0xFF
-    table.chmod(0o600)
-    table.write_bytes(data)
-    monkeypatch.setattr(RocksDBBackend, "share_bytes", lambda _: 1 << 20)
-    with pytest.raises(CorruptionError) as raised:
-        shard.maintain(last)
-    assert raised.value.facts["file"] == str(table)
-    assert shard.versions() == []
-
-
-def test_a_move_merges_tables_where_many_wait(shard: RocksDBBackend) -> None:
-    """A look-up asks one after another: they must not become ever more while runs never fit."""
-    settled(shard, moved_often(shard, 3 * moving.MOST_UNMERGED))
-    assert tables(shard) <= moving.MOST_UNMERGED + 1
 
 
 # Generations that come and go.
