@@ -103,7 +103,8 @@ class StoredFiles(FrozenFiles):
     def _fetch(self, places: Iterable[ByteRange], *, whole: bool) -> None:
         """Fetch and verify `whole` parts, or only those ranges of them that hold the wanted bytes."""
         with self._lock:
-            stretches = list(dict.fromkeys(one for place in places for one in self._stretches(place, whole=whole)))
+            found = dict.fromkeys(one for place in places for one in self._stretches(place, whole=whole))
+            stretches = sorted(found, key=lambda one: one.is_whole)  # verified bytes last: no other may overwrite them
             for one, data in zip(stretches, self._executor.map(self._read, stretches), strict=True):
                 path, modified_ns = self.folder / one.file, self._files[one.file].modified_ns
                 with local_files.writing(path), path.open("r+b", buffering=0) as out:

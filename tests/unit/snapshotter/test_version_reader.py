@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.backends.base import Backend, Pointer
+from holdfast.backends.frozen_files import ByteRange
 from holdfast.backends.registry import find_backend
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.backends.run_files import written_run
@@ -21,9 +22,11 @@ from holdfast.clock import new_id
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
+from holdfast.snapshotter.snapshots import Manifest, upload_files
 from holdfast.snapshotter.storage.local import LocalStorage
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.snapshotter.version_reader import At, VersionReader, read_tables
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.snapshotter.version_reader import At, StoredFiles, VersionReader, read_tables
 from tests.tiers import cases
 
 PREFIX = "totals/shard-0000"
@@ -195,3 +198,17 @@ def test_a_version_that_was_cleaned_up_is_told_from_a_damaged_one(lab: Lab, is_g
             reader.find(lab.at(small), "counts", keys(COUNTS, [1]))
         assert isinstance(caught.value.__cause__, NotFoundError) == is_gone
         assert any("without that snapshot" in note for note in caught.value.__notes__)
+
+
+def test_a_part_that_is_verified_stays_so(tmp_path: Path) -> None:
+    """A range of a compressed object holds anything: a reader that notices asks for the whole part."""
+    (tmp_path / "file").write_bytes(b"ab" * 125)
+    (tmp_path / "here").mkdir()
+    shard = PrefixedStorage(LocalStorage(str(tmp_path / "durable")), PREFIX)
+    with ThreadPoolExecutor(1) as executor:
+        files = upload_files([tmp_path / "file"], 100, shard, executor, new_id)
+        manifest = Manifest(Pointer(1, "aa"), PREFIX, "memory", 100, tuple(files), (), 0, 0)
+        found = StoredFiles(manifest, shard, tmp_path / "here", executor)
+        found.bring([ByteRange("file", 100, 200), ByteRange("file", 120, 150)])
+        found.require("file", 100, 200)
+    assert (tmp_path / "here/file").read_bytes()[100:200] == b"ab" * 50
