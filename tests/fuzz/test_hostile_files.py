@@ -322,7 +322,11 @@ def no_bytes(header: dict[str, Any]) -> None:
     header["plain_bytes"] = dict.fromkeys(header["plain_bytes"], -1)
 
 
-LIES = (circle, follow_itself, later, twice, not_its_own, elsewhere, all_bytes, no_bytes)
+def untold_bytes(header: dict[str, Any]) -> None:
+    header["plain_bytes"] = {}
+
+
+LIES = (circle, follow_itself, later, twice, not_its_own, elsewhere, all_bytes, no_bytes, untold_bytes)
 
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
