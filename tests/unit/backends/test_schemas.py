@@ -157,7 +157,7 @@ def test_a_renamed_column_stays_where_it_is() -> None:
 
 
 def test_a_rename_takes_no_others_name() -> None:
-    with pytest.raises(SchemaMismatchError, match=r"drop that one first.*n → m"):
+    with pytest.raises(SchemaMismatchError, match=r"first drop that one.*n → m"):
         changed({"n": "n", "m": "m"}, rename={"n": "m"})
 
 
