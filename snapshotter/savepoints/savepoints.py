@@ -370,8 +370,11 @@ class SavepointWriter:
             self.folder.delete(keys)
         except HoldfastError as exc:
             _log.warning(
-                "the savepoint %s is complete, but %d objects that are not part of it, as %s, may remain: %s",
-                *(self.folder.url, len(keys), keys[0], exc),
+                "the savepoint %s is complete, but %d objects that are not part of it may remain, such as %s: %s",
+                self.folder.url,
+                len(keys),
+                keys[0],
+                exc,
             )
 
 

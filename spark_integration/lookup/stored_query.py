@@ -299,7 +299,9 @@ class StoredQuery:
             How many rows at most.
         """
         if type(limit) is not int or not 0 < limit <= _PAGE_ROWS_MAX:
-            raise InvalidArgumentError("limit must be at least 1", limit=limit, most=_PAGE_ROWS_MAX)
+            raise InvalidArgumentError(
+                "limit must be at least 1, and no more than most", limit=limit, most=_PAGE_ROWS_MAX
+            )
         number = self._batch(batch_id).batch_id
         found = self.operator(operator, number)
         if type(shard) is not int or not 0 <= shard < found.shards:
