@@ -233,7 +233,7 @@ def merge_prefixes(runs: Sequence[Run], prefixes: Keys) -> Iterator[Run]:
         if _size_bytes(crowd) > STRETCH_BYTES:
             # Never holds all rows of a very large key at once.
             yield from _begun_with(_slices(part, 0, last - 1) if last else [], prefixes)
-            near = prefixes.take(np.arange(*_places(prefixes.hashes, last, last)))
+            near = prefixes.slice(*_places(prefixes.hashes, last, last))
             found = (run.with_prefixes(near) for run in (_scan_crowd(crowd) if len(near) else ()))
             yield from (run for run in found if len(run))
         else:
@@ -245,7 +245,7 @@ def _begun_with(runs: Sequence[Run], prefixes: Keys) -> Iterator[Run]:
     if not runs:
         return
     ends = (min(run.ends[0] for run in runs), max(run.ends[1] for run in runs))
-    near = prefixes.take(np.arange(*_places(prefixes.hashes, *ends)))
+    near = prefixes.slice(*_places(prefixes.hashes, *ends))
     hashes = distinct(near.hashes)
     found = [_taken(run, rows_of(run.hashes, hashes)).with_prefixes(near) for run in runs] if len(near) else []
     yield from _live([run for run in found if len(run)])

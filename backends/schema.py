@@ -154,6 +154,10 @@ class Keys:
         """Return the keys of `rows`, in their order."""
         return Keys(self.hashes[rows], take(self.columns, rows))
 
+    def slice(self, start: int, end: int) -> Keys:
+        """Return the keys from `start` to `end`, which share their memory with these."""
+        return Keys(self.hashes[start:end], self.columns.slice(start, max(0, end - start)))
+
     def shown(self, row: int) -> str:
         """Return one key for an error."""
         pairs = zip(self.columns.schema.names, self.columns.columns, strict=True)

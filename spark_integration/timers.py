@@ -97,8 +97,7 @@ class DueTimers:
         start = 0
         while start < len(self):
             end = min(start + at_once.count, len(self))
-            keys = Keys(self.keys.hashes[start:end], self.keys.columns.slice(start, end - start))
-            yield DueTimers(keys, self.due_ms[start:end])
+            yield DueTimers(self.keys.slice(start, end), self.due_ms[start:end])
             start = end
 
 

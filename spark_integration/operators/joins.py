@@ -351,8 +351,7 @@ class AsofJoin(OperatorFunction):
         if over:
             (_, left), (_, right) = self.sides.by_side(Keys.concat(over))
             for start in range(0, len(left), _AT_ONCE):
-                slab = left.take(np.arange(start, min(start + _AT_ONCE, len(left))))
-                yield self._matched(slab, transaction, batch.operator)
+                yield self._matched(left.slice(start, start + _AT_ONCE), transaction, batch.operator)
             transaction.delete(self.sides.left.table, left)
             transaction.delete(self.sides.right.table, right)
         return ends.earliest_ms()

@@ -152,7 +152,7 @@ class SlabEntries:
             self._keys = end - at
 
     def _read(self, first: int, end: int) -> FetchedKeys | None:
-        keys = self._slab.keys.take(np.arange(first, end))
+        keys = self._slab.keys.slice(first, end)
         parts: list[Entries] = []
         size_bytes = 0
         for part in self._rows.scan(keys):
