@@ -38,8 +38,8 @@ class Operators(StreamingJob):
     operator: str = option("window", "which operator", click.Choice(OPERATORS))
     rows: int = option(10_000, "rows of a micro-batch")
     keys: int = option(200_000, "possible keys of session, agg and joins")
-    batches: int = option(16, "micro-batches of a run")
-    warmup: int = option(8, "first of these, which are not counted")
+    batches: int = option(60, "micro-batches of a run")
+    warmup: int = option(35, "first of these, which are not counted: until the JVM has compiled what runs")
 
     @property
     def output_mode(self) -> str:
