@@ -33,7 +33,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TypeAlias
 
 from holdfast import clock
@@ -66,6 +65,7 @@ class History:
     def __init__(self, listing: ShardListing, headers: Headers) -> None:
         self.listing = listing
         self.headers = headers
+        self._cleaned_below: int | None = None
 
     def before(self, link: Link) -> tuple[Link, ...]:
         """Return a commit's base, or the chain that a snapshot replaces; empty where history begins."""
@@ -93,11 +93,13 @@ class History:
                         snapshot=self._place(link),
                     )
 
-    @cached_property
+    @property
     def cleaned_below(self) -> int:
         """The version number below which a clean-up has deleted everything, as far as stored snapshots know."""
-        manifests = (self.headers.manifest(stored) for stored in self.listing.of_kind("snapshot"))
-        return max((manifest.cleaned.below for manifest in manifests), default=0)
+        if self._cleaned_below is None:  # no `cached_property`: in Python 3.11 shards would wait for each other's reads
+            manifests = (self.headers.manifest(stored) for stored in self.listing.of_kind("snapshot"))
+            self._cleaned_below = max((manifest.cleaned.below for manifest in manifests), default=0)
+        return self._cleaned_below
 
     def is_there(self, link: Link) -> bool:
         """Tell whether an object exists; False before history begins, as a snapshot may say."""

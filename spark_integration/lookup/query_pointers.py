@@ -252,11 +252,14 @@ class QueryPointers:
         self._operators = StateOperators(location)
         self._lock = threading.Lock()
         self._batches: OrderedDict[int, tuple[LoggedBatch, StateStores, list[StateOperator]]] = OrderedDict()
+        self._query_id: str | None = None
 
-    @cached_property
+    @property
     def query_id(self) -> str:
         """The query's id; raises InvalidArgumentError if the location is not a query's."""
-        return self.log.query_id()
+        if self._query_id is None:  # no `cached_property`: in Python 3.11 all queries would wait for one that hangs
+            self._query_id = self.log.query_id()
+        return self._query_id
 
     @property
     def url(self) -> str:

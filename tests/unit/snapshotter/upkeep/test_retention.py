@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -397,6 +398,28 @@ def test_a_clean_up_that_is_killed_at_any_delete_is_completed_by_the_next() -> N
         if not killed:
             assert survives > 20
             return
+
+
+def test_a_shard_that_hangs_holds_up_no_other(storage: TimedStorage, shard: ShardHistory) -> None:
+    """`holdfast gc` reads shards side by side: one slow object must not stop all of them."""
+    shard.grow(None, 2, snapshot_every=2)
+    is_asked, goes_on = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        is_asked.set()
+        goes_on.wait(20)
+
+    def cleaned(of: ObjectStorage) -> int:
+        return History(list_shard(PrefixedStorage(storage, PREFIX)), Headers(PrefixedStorage(of, PREFIX))).cleaned_below
+
+    with ThreadPoolExecutor(2) as threads:
+        hanging = threads.submit(cleaned, FaultyStorage(storage, [Fault("delay", wait=hang)]))
+        try:
+            assert is_asked.wait(20)
+            assert threads.submit(cleaned, storage).result(timeout=10) == 0
+        finally:
+            goes_on.set()
+        assert hanging.result() == 0
 
 
 def test_two_clean_ups_at_once_do_what_one_does(storage: TimedStorage, shard: ShardHistory) -> None:

@@ -6,6 +6,7 @@ import datetime as dt
 import os
 import signal
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
@@ -30,8 +31,9 @@ from holdfast.snapshotter.version_reader import VersionReader
 from holdfast.spark_integration.executor import local_dirs, takeover
 from holdfast.spark_integration.lookup import places
 from holdfast.spark_integration.lookup.keys import hash_of_key, key_option, keys_of, parse_key, same_rows
-from holdfast.spark_integration.lookup.query_pointers import ShardReaders, grouping_of
+from holdfast.spark_integration.lookup.query_pointers import QueryPointers, ShardReaders, grouping_of
 from holdfast.spark_integration.shard.pointer_row import PointerRow
+from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.faults.elsewhere import run_elsewhere
 
 TIME, LIST = pa.timestamp("us", "UTC"), pa.large_list(pa.int64())
@@ -218,3 +220,24 @@ def test_no_query_of_a_state_directory_hides_behind_one_of_an_odd_name(tmp_path:
         places.find_places(tmp_path, {})
     assert "query-1" in str(refused.value)
     assert "query-2" in str(refused.value)
+
+
+def test_a_location_that_hangs_holds_up_no_other_query(tmp_path: Path) -> None:
+    """The page asks all queries at once, each in a thread of its own."""
+    is_asked, goes_on = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        is_asked.set()
+        goes_on.wait(20)
+
+    with ThreadPoolExecutor(2) as threads, open_storage(str(tmp_path)) as storage:
+        storage.put("metadata", b'{"id": "7c1e"}')
+        hanging = QueryPointers(FaultyStorage(storage, [Fault("delay", wait=hang)]), threads)
+        first = threads.submit(lambda: hanging.query_id)
+        try:
+            assert is_asked.wait(20)
+            other = QueryPointers(storage, threads)
+            assert threads.submit(lambda: other.query_id).result(timeout=10) == "7c1e"
+        finally:
+            goes_on.set()
+        assert first.result() == "7c1e"
