@@ -97,8 +97,8 @@ class RocksDBBackend(FilesystemBackend):
         super().__init__(directory, tables, new_id, options, executor_directory)
         self._rocksdb = RocksDBOptions.of("rocksdb", options)
         self._generations = directory / "generations"
-        # Database files, by name and inode, that were intact when this process last froze a version.
-        self._whole: set[tuple[str, int]] = set()
+        # Database files that were intact when this process last froze a version: name, inode, time of modification.
+        self._whole: set[tuple[str, int, int]] = set()
 
     @classmethod
     def parse_options(cls, name: str, options: Mapping[str, str]) -> Mapping[str, Any]:
@@ -295,8 +295,9 @@ class RocksDBBackend(FilesystemBackend):
             return paths
         folder, file = self._generations / name, self._read_generation(name)
         with local_files.reading(folder):
-            found = {(each, (folder / each).stat().st_ino) for each in file.files}
-        new = {each for each, _ in found - self._whole}
+            stats = {each: (folder / each).stat() for each in file.files}
+        found = {(each, stat.st_ino, stat.st_mtime_ns) for each, stat in stats.items()}
+        new = {each for each, *_ in found - self._whole}
         broken = broken_file(folder, {each: noted for each, noted in file.files.items() if each in new})
         if broken is not None:
             raise self._set_aside_generation(name, damaged(broken, NOT_WHOLE))

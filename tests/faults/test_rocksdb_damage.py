@@ -224,6 +224,17 @@ def test_what_is_damaged_is_never_moved_on(shard: Path) -> None:
         assert backend.versions() == []
 
 
+def test_a_file_that_was_written_to_since_is_verified_again(shard: Path) -> None:
+    """It would be stored once more, as it is no longer the file that a snapshot has."""
+    (table,) = shard.glob("generations/*/*.sst")
+    with open_shard(shard) as backend:
+        assert table in backend.freeze(P1)
+        flip(table, 20_000)
+        with pytest.raises(CorruptionError, match=str(table)):
+            backend.freeze(P1)
+        assert backend.versions() == []
+
+
 def test_damage_of_a_generation_leaves_versions_on_others(shard: Path) -> None:
     """A shard may have several for a while: one of them is set aside, alone."""
     with open_shard(shard) as backend:
