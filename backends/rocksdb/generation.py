@@ -16,18 +16,20 @@ it has opened stays open for the next one (`OpenGenerations`).
 Invariants
 ----------
 * **the same folder**: a generation is found by the inode of its folder, which is locked by whoever reads it.
-* **bounded**: `MOST_OPEN` databases, the most recently used ones, and one block cache. What all processes of an
-  executor may have in caches is shared out evenly: each has a folder below ``rocksdb-readers``, locked as long as the
-  process lives, whose name gives the process's share. A process takes only what the others leave.
+* **bounded**: `MOST_OPEN` databases, the most recently used ones, with a quarter of the process's descriptors for their
+  tables; and one block cache. What all processes of an executor may have in caches is shared out evenly: each has a
+  folder below ``rocksdb-readers``, locked as long as the process lives, whose name gives the process's share. A
+  process takes only what the others leave.
 * **let go**: a removed generation is closed by the next call; a forked process begins with none.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -48,7 +50,7 @@ from holdfast.backends.rocksdb.codec.keys import encode_keys
 from holdfast.backends.rocksdb.codec.rows import decode_numbered
 from holdfast.backends.rocksdb.errors import damaged, rocksdb_errors
 from holdfast.backends.rocksdb.generation_file import DatabaseFile, GenerationFile, StoredTable
-from holdfast.backends.rocksdb.options import open_rocksdb, reader_options
+from holdfast.backends.rocksdb.options import OPEN_FILES, open_rocksdb, reader_options
 from holdfast.backends.rocksdb.reads import EncodedRows, key_range, run_of, to_list
 from holdfast.backends.run import Run
 from holdfast.backends.schema import Keys, TableSchema, find_table
@@ -65,6 +67,8 @@ _T = TypeVar("_T")
 READERS = "rocksdb-readers"
 #: RocksDB's own objects take half a MiB for each.
 MOST_OPEN = 64
+# The share of the process's limit on descriptors.
+_SHARE = 4
 # RocksDB cuts a cache into parts when it is made, by its size.
 _NEW_CACHE_BYTES = 4 << 20
 
@@ -314,7 +318,7 @@ class OpenGenerations:
         opened = OpenGeneration(folder, database, file)
         with self._lock:
             self._open[place] = opened
-            while len(self._open) > MOST_OPEN:
+            while len(self._open) > 1 and _are_too_many(self._open.values()):
                 self._open.popitem(last=False)
         return opened
 
@@ -339,6 +343,12 @@ class OpenGenerations:
         with self._lock:
             unused = [self._open.pop(p) for p, opened in list(self._open.items()) if opened.folder == folder]
         del unused
+
+
+def _are_too_many(opened: Collection[OpenGeneration]) -> bool:
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    tables = sum(min(OPEN_FILES, len(one.file.files)) for one in opened)
+    return len(opened) > MOST_OPEN or (descriptors != resource.RLIM_INFINITY and tables > descriptors // _SHARE)
 
 
 def _is_at(place: tuple[int, int], folder: Path) -> bool:

@@ -44,8 +44,8 @@ _BLOCK_BYTES, _BLOOM_BITS = 4 << 10, 10
 _INDEX_PART_BYTES = 16 << 10
 #: Of a table file.
 TABLE_BYTES = 64 << 20
-# Files that a reader keeps open of one database.
-_OPEN_FILES = 64
+#: Files that a reader keeps open of one database.
+OPEN_FILES = 64
 _BACKGROUND_JOBS = 2
 _FROZEN_CACHE_BYTES = 8 << 20
 
@@ -86,7 +86,7 @@ def reader_options(cache: Cache) -> Options:
     blocks.set_block_cache(cache)
     blocks.set_cache_index_and_filter_blocks(True)
     found = _options(blocks)
-    found.set_max_open_files(_OPEN_FILES)
+    found.set_max_open_files(OPEN_FILES)
     found.set_db_log_dir(os.devnull)  # no log: a reader writes nothing into a database
     return found
 

@@ -20,8 +20,9 @@ import pytest
 from holdfast import clock
 from holdfast.backends.base import Pointer
 from holdfast.backends.local.folder_locks import lock_shared
+from holdfast.backends.local_files import DURABLE
 from holdfast.backends.rocksdb import backend as rocksdb
-from holdfast.backends.rocksdb import generation, options
+from holdfast.backends.rocksdb import generation, moving, options
 from holdfast.backends.rocksdb.backend import RocksDBBackend
 from holdfast.backends.rocksdb.generation import OPEN, READERS, CacheShare, OpenGenerations
 from holdfast.errors import ClosedError, InvalidArgumentError, NotFoundError, UnavailableError
@@ -307,6 +308,27 @@ def test_tables_that_did_not_change_are_the_same_files(shard: RocksDBBackend) ->
     assert first < second
 
 
+@pytest.mark.parametrize("is_durable", [False, True])
+def test_a_generation_is_synced_if_its_rows_are_nowhere_else(
+    shard: RocksDBBackend, monkeypatch: pytest.MonkeyPatch, is_durable: bool
+) -> None:
+    """After a power cut a query without a state directory still has its state; others restore it."""
+    synced: dict[int, int] = {}
+
+    def fsync(file: int) -> None:
+        found = os.fstat(file)
+        synced[found.st_ino] = found.st_size
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    if is_durable:
+        (shard.directory / DURABLE).touch()
+    moved_shard(shard)
+    (folder,) = generations(shard)
+    files = [path.stat() for path in folder.iterdir() if not path.is_symlink()]
+    assert [synced.get(file.st_ino) for file in files] == [None if is_durable else file.st_size for file in files]
+    assert [path.stat().st_ino in synced for path in (folder, folder.parent)] == [not is_durable] * 2
+
+
 # Processes, memory and disks.
 
 
@@ -340,6 +362,63 @@ def test_few_generations_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         with shard.view(pointer) as view:
             assert len(contents(view, "counts")) == len(NAMES)
     assert len(opened._open) == 3
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_open_tables_leave_descriptors_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Databases of many shards have thousands of tables, and a worker without descriptors fails in all it does."""
+    for name, value in (("CHUNK_KEYS", 100), ("TABLE_BYTES", 1)):
+        monkeypatch.setattr(moving, name, value)
+    monkeypatch.setattr(rocksdb, "OPEN", opened := OpenGenerations())
+    shards = [open_shard(tmp_path / str(n)) for n in range(6)]
+    for shard in shards:
+        shard.load(P1, counts(*((f"user {i}", i) for i in range(1000))), {})
+        shard.maintain(P1)
+        shard.apply(P1, P2, {}, {})
+    before = open_files()
+    limits = {resource.RLIMIT_NOFILE: (120, 120), resource.RLIMIT_AS: (resource.RLIM_INFINITY,) * 2}
+    monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+    for shard in shards * 2:
+        with shard.view(P2) as view:
+            assert len(contents(view, "counts")) == 1000
+    assert 1 < len(opened._open) < len(shards)
+    assert 20 <= open_files() - before <= 30
+
+
+@pytest.mark.all
+@pytest.mark.slow(30)
+def test_two_hundred_shards_share_an_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the least memory: all answers are right, and what lies in runs, caches and open files is bounded."""
+    monkeypatch.undo()
+    monkeypatch.setattr(rocksdb, "OPEN", opened := OpenGenerations())
+    home, settings = tmp_path / "disk" / "query" / "totals", {"memory": f"{options.MEMORY_BYTES_MIN}"}
+    shards = [RocksDBBackend(home / str(n), TABLES, clock.new_id, settings, tmp_path) for n in range(200)]
+    before, batches, accepted = open_files(), range(1, 6), dict[RocksDBBackend, Pointer]()
+    many = [(f"user {i}", i) for i in range(3000)]  # more than a shard's part of the memory
+    for batch in batches:
+        for number, shard in enumerate(shards):
+            base, new = accepted.get(shard), Pointer(batch, clock.new_id())
+            if base is not None:
+                with shard.view(base) as view:
+                    assert users(view, "ann", "user 7", "bob") == [(number + batch - 1,), (7,), None]
+            shard.drop([held for held in shard.versions() if held != base])
+            shard.apply(base, new, counts(("ann", number + batch), *(many if batch < 3 else ())), {})
+            shard.maintain(new)
+            accepted[shard] = new
+    runs_bytes = sum(file.size_bytes for shard in shards for file in shard._read_version(accepted[shard]).files)
+    (share,) = opened._shares.values()
+    assert runs_bytes + share.size_bytes <= options.MEMORY_BYTES_MIN
+    assert len(opened._open) == generation.MOST_OPEN
+    assert open_files() - before < 1000
+    for number, shard in enumerate(shards):
+        assert generations(shard)
+        assert os.listdir(shard.directory / "staging") == []
+        with shard.view(accepted[shard]) as view:
+            assert users(view, "ann") == [(number + batches[-1],)]
+            assert sum(map(len, view.scan("counts"))) == 1 + len(many)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
