@@ -91,19 +91,32 @@ def test_a_shard_of_a_dead_executor_is_taken_over_once(tmp_path: Path, living: P
 
 
 @pytest.mark.timeout(60)
-def test_a_database_is_verified_by_who_takes_it_over(tmp_path: Path, living: ProcessId) -> None:
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_database_is_verified_by_who_takes_it_over(
+    tmp_path: Path, living: ProcessId, monkeypatch: pytest.MonkeyPatch, is_damaged: bool
+) -> None:
     """Its backend holds the shard's directory while it makes a folder there: that must not wait for its own process."""
+    monkeypatch.setattr(RocksDBBackend, "share_bytes", lambda _: 0)
     dead = local_dirs.executor_directory(tmp_path, DEAD)
     with RocksDBBackend(dead / SHARD, TABLES, clock.new_id) as backend:
         backend.apply(None, FIRST, counts(("user 1", 1)), {})
+        assert backend.maintain(FIRST) == 1
+        backend.apply(FIRST, SECOND, {}, {})
+        backend.drop([FIRST])
+    (table,) = (dead / SHARD).glob("generations/*/*.sst")
+    if is_damaged:
+        damage_unnoticed(table)
     directory = local_dirs.executor_directory(tmp_path, living)
 
     def open_database(path: Path) -> RocksDBBackend:
-        return RocksDBBackend(path, TABLES, clock.new_id)
+        return RocksDBBackend(path, TABLES, clock.new_id, {}, directory)
 
     assert takeover.adopt_shard(directory / SHARD, directory, open_database)
     with open_database(directory / SHARD) as backend:
-        assert backend.versions() == [FIRST]
+        assert backend.versions() == ([] if is_damaged else [SECOND])
+        for pointer in backend.versions():
+            with backend.view(pointer) as view:
+                assert contents(view, "counts") == {("user 1",): (1,)}
     assert not (directory / SHARD / "taking-over").exists()
 
 
