@@ -1,7 +1,7 @@
 """Announces a shard's commit to the executor's state server, and may wait for a snapshot; reports a failed call.
 
-The announcement is asynchronous: the server then drops old versions, merges runs and writes snapshots. A micro-batch
-waits only if the chain of commits has grown too long, until a snapshot shortens it.
+The server answers at once; then it drops old versions, merges runs and writes snapshots. A micro-batch waits only if
+the chain of commits has grown too long, until a snapshot shortens it.
 
 A failed call is reported in the state directory, for observers outside the query. Only failures cost requests. Spark
 may retry: the report expires once the micro-batch is committed.
