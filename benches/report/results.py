@@ -26,8 +26,8 @@ from holdfast.benches.jobs.shard import PLAIN_DOWNLOAD, RESTORE
 from holdfast.benches.runs.paired import Entry, Run, ratios
 
 Document = dict[str, Any]
-# The process that holds RocksDB, and nothing else of size, by the engine.
-_BUDGETED = {"holdfast-rocksdb": "server"}
+# The engine whose state has a budget of memory, and the one without state.
+_BUDGETED, _FLOOR = "holdfast-rocksdb", "floor"
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Target:
     """A figure to reach, at least or at most.
 
     `what` is a key of ``ratios``; ``"state_bytes <label>"``: the local state's peak by the live state;
-    ``"budget <label>"``: the peak memory of the process that holds RocksDB by its budget; ``"restore <label>"``: the
-    time of a restore by that of a plain download, the median of the pairs; or ``"longest <label>"``: the longest
-    counted micro-batch of a run by the median.
+    ``"budget <label>"``: the peak memory of workers and state server, beyond that without state, by the state's budget;
+    ``"restore <label>"``: the time of a restore by that of a plain download, the median of the pairs; or
+    ``"longest <label>"``: the longest counted micro-batch of a run by the median.
     """
 
     what: str
@@ -97,11 +97,15 @@ def _sizes(found: Document) -> Iterator[tuple[str, float]]:
         if PLAIN_DOWNLOAD in engine["runs"][0]["phases_ms"][0]:
             pairs = zip(counted_ms(found, label, RESTORE), counted_ms(found, label, PLAIN_DOWNLOAD), strict=True)
             yield f"restore {label}", round(statistics.median(ours / plain for ours, plain in pairs), 2)
-    for label, kind in _BUDGETED.items():
-        if label in found["engines"] and (budget_mb := job_of(found, label).memory_mb) is not None:
-            peak = memory(found, label).get(kind)
-            if peak is not None:
-                yield f"budget {label}", round(peak["rss"] / (budget_mb << 20), 3)
+    if {_BUDGETED, _FLOOR} <= found["engines"].keys() and (budget_mb := job_of(found, _BUDGETED).memory_mb) is not None:
+        ours, without = (_beside_the_jvm(found, label) for label in (_BUDGETED, _FLOOR))
+        if ours and without:
+            yield f"budget {_BUDGETED}", round((ours - without) / (budget_mb << 20), 3)
+
+
+def _beside_the_jvm(found: Document, label: str) -> int:
+    """Return the peak memory of workers and state server, shared pages divided; 0 where it was not measured."""
+    return sum(held["pss"] for kind, held in memory(found, label).items() if kind != "jvm")
 
 
 def job_of(document: Document, label: str) -> Job:
