@@ -224,10 +224,21 @@ class Transaction:
 
     def delete(self, table: str, keys: Keys) -> None:
         """Remove the state of each key; keys without state are fine."""
+        self._write(table, self._removal(table, keys))
+
+    @contextmanager
+    def deleting(self) -> Iterator[Callable[[str, Keys], None]]:
+        """Yield a `delete` that takes effect when the context ends: each look-up searches the writes before it."""
+        removals: list[tuple[str, Run]] = []
+        yield lambda table, keys: removals.append((table, self._removal(table, keys)))
+        for table, run in removals:
+            self._write(table, run)
+
+    def _removal(self, table: str, keys: Keys) -> Run:
         self._require_open()
         # Without the value columns: nulls take as much memory as values.
         of_keys = replace(find_table(self.tables, table), value=pa.schema([]))
-        self._write(table, Run.build(of_keys, keys, None))
+        return Run.build(of_keys, keys, None)
 
     def _write(self, table: str, run: Run) -> None:
         if len(run):

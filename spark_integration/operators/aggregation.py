@@ -127,14 +127,12 @@ class Aggregation(OperatorFunction):
 
     def _over(self, ends: Ends, batch: ShardInput, transaction: Transaction) -> Iterator[pa.RecordBatch]:
         """Remove windows that are over, and yield them in append mode."""
-        over = []
-        for keys in ends.over(batch.counts):
-            over.append(keys)
-            if self.emits == "append":
-                states = pa.Table.from_batches([transaction.get(STATE_TABLE, keys).values])
-                yield self._shown(keys, states, batch.operator)
-        while over:
-            transaction.delete(STATE_TABLE, over.pop())
+        with transaction.deleting() as delete:
+            for keys in ends.over(batch.counts):
+                delete(STATE_TABLE, keys)
+                if self.emits == "append":
+                    states = pa.Table.from_batches([transaction.get(STATE_TABLE, keys).values])
+                    yield self._shown(keys, states, batch.operator)
 
     def _ends_of(self, keys: Keys) -> IntArray:
         assert self.window is not None

@@ -253,15 +253,12 @@ class Join(OperatorFunction):
         ends = Ends(transaction, batch.times)
         if batch.rows.num_rows:
             yield from _Call(self, batch, transaction, ends).output()
-        over: list[tuple[JoinSide, Keys]] = []
-        for some in ends.over(batch.counts):
-            for side, keys in self.sides.by_side(some):
-                over.append((side, keys))
-                if side.notes_matches:
-                    yield self._alone(side, keys, transaction, batch.operator)
-        while over:
-            side, keys = over.pop()
-            transaction.delete(side.table, keys)
+        with transaction.deleting() as delete:
+            for some in ends.over(batch.counts):
+                for side, keys in self.sides.by_side(some):
+                    delete(side.table, keys)
+                    if side.notes_matches:
+                        yield self._alone(side, keys, transaction, batch.operator)
         return ends.earliest_ms()
 
     def _alone(self, side: JoinSide, keys: Keys, transaction: Transaction, operator: str) -> pa.RecordBatch:

@@ -142,15 +142,14 @@ class Sessions(OperatorFunction):
 
     def _over(self, ends: Ends, batch: ShardInput, transaction: Transaction) -> Iterator[pa.RecordBatch]:
         """Remove and yield the sessions that are over; those that have grown meanwhile wait for their new end."""
-        gone: list[Keys] = []
-        for keys in ends.over(batch.counts):
-            found = transaction.get(SEVERAL, keys)
-            end_us = np.where(found.exists, microseconds_or_0(found.values.column(0)), 0)
-            ended = np.flatnonzero(found.exists & ~ends.go_on(keys, end_us))
-            gone.append(keys.take(ended))
-            yield self._shown(gone[-1], pa.Table.from_batches([take(found.values, ended)]), batch.operator)
-        while gone:
-            transaction.delete(SEVERAL, gone.pop())
+        with transaction.deleting() as delete:
+            for keys in ends.over(batch.counts):
+                found = transaction.get(SEVERAL, keys)
+                end_us = np.where(found.exists, microseconds_or_0(found.values.column(0)), 0)
+                rows = np.flatnonzero(found.exists & ~ends.go_on(keys, end_us))
+                ended, sessions = keys.take(rows), pa.Table.from_batches([take(found.values, rows)])
+                delete(SEVERAL, ended)
+                yield self._shown(ended, sessions, batch.operator)
 
     def _shown(self, keys: Keys, sessions: pa.Table, operator: str) -> pa.RecordBatch:
         columns = shown_keys(keys, self.key_types)

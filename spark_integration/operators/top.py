@@ -109,10 +109,20 @@ class Top(OperatorFunction):
         ends = None if self.ttl is None else self.ttl.ends(transaction, batch.times)
         entries = EntryRows(transaction, self._state, len(self.key_types), None)
         if ends is not None:
-            _forget_lists(ends, entries, batch)
+            self._forget(ends, entries, batch, transaction)
         if batch.rows.num_rows:
             yield from self._with_rows(batch, transaction, entries, ends)
         return None if self.ttl is None or ends is None else self.ttl.next_call_ms(ends)
+
+    def _forget(self, ends: Ends, entries: EntryRows, batch: ShardInput, transaction: Transaction) -> None:
+        """Remove the lists whose time is up."""
+        with transaction.deleting() as delete:
+            for keys in ends.over(batch.counts):
+                order = order_rows(keys.hashes, keys.columns)
+                each = keys.take(order.rows[order.first])
+                stored = _Listed.of(entries.scan(each), self._state)
+                is_gone = ~ends.go_on(each, stored.until_us(len(each), without_rows=0))
+                delete(SEVERAL, stored.whole_keys(entries, each, np.flatnonzero(is_gone[stored.key])))
 
     def _with_rows(
         self, batch: ShardInput, transaction: Transaction, entries: EntryRows, ends: Ends | None
@@ -178,20 +188,6 @@ class Top(OperatorFunction):
         return conform_output(pa.table(shown), self.output_types, batch.operator)
 
 
-def _forget_lists(ends: Ends, entries: EntryRows, batch: ShardInput) -> None:
-    """Remove the lists whose time is up."""
-    gone = []
-    for keys in ends.over(batch.counts):
-        order = order_rows(keys.hashes, keys.columns)
-        each = keys.take(order.rows[order.first])
-        until = np.zeros(len(each), np.int64)
-        for found in entries.scan(each):
-            np.maximum.at(until, found.places, until_us(found.values.column(UNTIL.name)))
-        gone.append(each.take(np.flatnonzero(~ends.go_on(each, until))))
-    while gone:
-        entries.delete_all(gone.pop())
-
-
 @dataclass(frozen=True)
 class _Listed:
     """Rows in the lists of some keys."""
@@ -219,11 +215,11 @@ class _Listed:
         """Return the keys under which some of them are stored."""
         return entries.keys_of(keys.take(self.key[rows]), pa.table({PLACE: pa.array(self.place[rows], pa.int32())}))
 
-    def until_us(self, keys: int) -> IntArray:
-        """Return when each key is forgotten; `NEVER` for a key without rows."""
+    def until_us(self, keys: int, *, without_rows: int = NEVER) -> IntArray:
+        """Return when each key is forgotten."""
         until = np.full(keys, -1)
         np.maximum.at(until, self.key, until_us(self.values.column(UNTIL.name)))
-        return np.where(until < 0, NEVER, until)
+        return np.where(until < 0, without_rows, until)
 
 
 @dataclass(frozen=True)

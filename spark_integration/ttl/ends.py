@@ -154,10 +154,8 @@ def with_until(value_types: pa.Schema, ttl: Ttl | None) -> pa.Schema:
 
 def forget_rows(ends: Ends, batch: ShardInput, transaction: Transaction) -> None:
     """Remove keys whose time is up from a table with one row each; keys that were refreshed stay."""
-    gone = []
-    for keys in ends.over(batch.counts):
-        found = transaction.get(STATE_TABLE, keys)
-        until = np.where(found.exists, until_us(found.values.column(UNTIL.name)), 0)
-        gone.append(keys.take(np.flatnonzero(~ends.go_on(keys, until))))
-    while gone:
-        transaction.delete(STATE_TABLE, gone.pop())
+    with transaction.deleting() as delete:
+        for keys in ends.over(batch.counts):
+            found = transaction.get(STATE_TABLE, keys)
+            until = np.where(found.exists, until_us(found.values.column(UNTIL.name)), 0)
+            delete(STATE_TABLE, keys.take(np.flatnonzero(~ends.go_on(keys, until))))

@@ -110,16 +110,14 @@ class Expiry:
 
     def evict(self, transaction: Transaction) -> None:
         """Remove the rows that have expired."""
-        gone = []
-        for due in Timers(transaction, self.index).taken(self._first_ms, self.now_ms + 1):
-            found = transaction.get(self.table, due.keys)  # reads their values, which may be large
-            expires_ms = expires_of(found.values)
-            has_expired = expires_ms <= self.now_ms
-            live = np.flatnonzero(found.exists & ~has_expired & (expires_ms != NEVER))
-            self.place(transaction, due.keys.take(live), expires_ms[live])
-            gone.append(due.keys.take(np.flatnonzero(found.exists & has_expired)))
-        while gone:
-            transaction.delete(self.table, gone.pop())
+        with transaction.deleting() as delete:
+            for due in Timers(transaction, self.index).taken(self._first_ms, self.now_ms + 1):
+                found = transaction.get(self.table, due.keys)  # reads their values, which may be large
+                expires_ms = expires_of(found.values)
+                has_expired = expires_ms <= self.now_ms
+                live = np.flatnonzero(found.exists & ~has_expired & (expires_ms != NEVER))
+                self.place(transaction, due.keys.take(live), expires_ms[live])
+                delete(self.table, due.keys.take(np.flatnonzero(found.exists & has_expired)))
 
     def earliest(self, transaction: Transaction) -> int | None:
         """Return when the next rows can be evicted, after `evict`; None if none ever expire."""

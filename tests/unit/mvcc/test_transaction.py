@@ -68,6 +68,23 @@ def test_rows_are_deleted_and_written_while_they_are_scanned(store: VersionedSto
         assert found(transaction.scan("counts", ROWS - 5, ROWS + 1)) == {ROWS: 3, ROWS + 1: 3}
 
 
+def test_deletions_take_effect_together(store: VersionedStore) -> None:
+    """Rows that end are read in slices: no look-up meets what slices before it have deleted, and the next one does."""
+    with store.begin(None) as first:
+        put(first, 0, 9, 1)
+        accepted = first.commit()
+    with store.begin(accepted) as transaction:
+        put(transaction, 3, 5, 2)
+        with transaction.deleting() as delete:
+            for start in (0, 3, 6):
+                delete("counts", keys(start, start + 2))
+                assert transaction.get("counts", keys(0, 9)).exists.all()
+        assert found(transaction.scan("counts")) == dict.fromkeys((2, 5, 8), 1)
+        accepted = transaction.commit()
+    with store.begin(accepted) as transaction:
+        assert found(transaction.scan("counts")) == dict.fromkeys((2, 5, 8), 1)
+
+
 def test_a_state_that_was_only_just_written_is_scanned_in_pieces(store: VersionedStore) -> None:
     """The first batch of a query has nothing below its writes, and may write much."""
     with store.begin(None) as transaction:
