@@ -27,7 +27,7 @@ Of several rows of the right side with one key and time, the last to come replac
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -56,7 +56,7 @@ from holdfast.spark_integration.shard.operator import ShardInput
 from holdfast.spark_integration.spark_types import conform_output
 from holdfast.spark_integration.tables.entry_rows import EntryRows
 from holdfast.spark_integration.tables.restarting import OperatorFunction
-from holdfast.spark_integration.timers import AT_ONCE_BYTES
+from holdfast.spark_integration.timers import AT_ONCE_BYTES, KeysAtOnce
 from holdfast.spark_integration.ttl.ends import Ends, due_of, microseconds, microseconds_or_0
 from holdfast.spark_integration.vectorised.arrays import shown_keys, without_views
 
@@ -344,13 +344,10 @@ class AsofJoin(OperatorFunction):
         ends = Ends(transaction, batch.times)
         if batch.rows.num_rows:
             yield self._kept(batch, transaction, ends)
-        over = list(ends.over(batch.counts))
-        if over:
-            (_, left), (_, right) = self.sides.by_side(Keys.concat(over))
-            for start in range(0, len(left), _AT_ONCE):
-                yield self._matched(left.slice(start, start + _AT_ONCE), transaction, batch.operator)
-            transaction.delete(self.sides.left.table, left)
-            transaction.delete(self.sides.right.table, right)
+        at_once = KeysAtOnce()
+        with transaction.deleting() as delete:
+            for left in self._over(ends.over(batch.counts), delete):
+                yield from self._matched(left, transaction, at_once, batch.operator)
         return ends.earliest_ms()
 
     def _kept(self, batch: ShardInput, transaction: Transaction, ends: Ends) -> pa.RecordBatch:
@@ -362,8 +359,41 @@ class AsofJoin(OperatorFunction):
         alone = np.setdiff1d(np.arange(len(left.key)), left.can_match)
         return self.sides.shown(keys.take(left.key[alone]), {left.side.table: left.shown(alone)}, batch.operator)
 
-    def _matched(self, left: Keys, transaction: Transaction, operator: str) -> pa.RecordBatch:
-        """Return rows of the left side, each beside the one of the right side that is the latest at its time."""
+    def _over(self, over: Iterator[Keys], delete: Callable[[str, Keys], None]) -> Iterator[Keys]:
+        """Remove rows that are over, and yield those of the left side; many, as each time all of the right is read."""
+        waiting: list[Keys] = []
+        for some in over:
+            (left, keys), (right, others) = self.sides.by_side(some)
+            delete(left.table, keys)
+            delete(right.table, others)
+            waiting.append(keys)
+            if sum(map(len, waiting)) >= _AT_ONCE:
+                yield Keys.concat(waiting)
+                waiting = []
+        if any(map(len, waiting)):
+            yield Keys.concat(waiting)
+
+    def _matched(
+        self, left: Keys, transaction: Transaction, at_once: KeysAtOnce, operator: str
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield rows of the left side, each beside the one of the right side that is the latest at its time."""
+        place, right = self._latest(left, transaction)
+        start = 0
+        while start < len(left):
+            rows = slice(start, start + at_once.count)
+            some, start = left.slice(rows.start, rows.stop), rows.stop
+            values = transaction.get(self.sides.left.table, some).values
+            beside = right.take(pa.array(place[rows], mask=place[rows] < 0))
+            columns = {
+                self.sides.left.table: [self.sides.time_of(some), *values.columns],
+                self.sides.right.table: [pa.nulls(len(some), self.sides.right.time.type), *beside.columns],
+            }
+            shown = self.sides.shown(self.sides.grouping_of(some), columns, operator)
+            at_once.learn(len(some), shown.nbytes)
+            yield shown
+
+    def _latest(self, left: Keys, transaction: Transaction) -> tuple[IntArray, pa.Table]:
+        """Return the place of each row's match among those returned beside, or -1."""
         grouping = self.sides.grouping_of(left)
         order = order_rows(grouping.hashes, grouping.columns)
         keys = grouping.take(order.rows[order.first])
@@ -377,20 +407,14 @@ class AsofJoin(OperatorFunction):
             found = Near(of_piece, self.tolerance_us, len(keys)).latest(rows.take(asked))
             is_better = (found >= 0) & (of_piece.at[found] > best[asked])
             asked, found = asked[is_better], found[is_better]
-            best[asked], place[asked] = of_piece.at[found], at_place + np.arange(len(found))
-            pieces.append(take(some.values, found))
-            at_place += len(found)
-        values = transaction.get(self.sides.left.table, left).values
-        picked = pa.array(place, mask=place < 0)
-        taken = pa.Table.from_batches(pieces, self.sides.right.state.value).combine_chunks().take(picked)
-        columns = {
-            self.sides.left.table: [self.sides.time_of(left), *values.columns],
-            self.sides.right.table: [pa.nulls(len(left), self.sides.right.time.type), *taken.columns],
-        }
-        return self.sides.shown(grouping, columns, operator)
+            each, which = np.unique(found, return_inverse=True)  # many rows may have one match
+            best[asked], place[asked] = of_piece.at[found], at_place + which
+            pieces.append(take(some.values, each))
+            at_place += len(each)
+        return place, pa.Table.from_batches(pieces, self.sides.right.state.value).combine_chunks()
 
 
-#: Pairs that are found at once, at most, as a row may have millions; and rows that are matched at once.
+#: Pairs that are found at once, at most, as a row may have millions; and about as many rows are matched at once.
 _AT_ONCE = 65_536
 
 

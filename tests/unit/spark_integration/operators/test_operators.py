@@ -80,6 +80,7 @@ COUNTED = pa.proxy_memory_pool(pa.default_memory_pool())
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is over goes in several turns, few as the rows are."""
     monkeypatch.setattr(KeysAtOnce.__init__, "__defaults__", (3,))
+    monkeypatch.setattr(joins, "_AT_ONCE", 5)
 
 
 def at(ms: int) -> dt.datetime:
@@ -662,6 +663,38 @@ def test_a_row_gets_the_latest_one_at_or_before_it(batches: list[tuple[list[Any]
             assert len(one.stored(JOINED_LEFT)) == len(left)
             assert len(one.stored(LATEST_RIGHT)) == len(right)
             assert len(one.stored("timers_by_due")) == len(left) + len(right)
+
+
+def test_wide_rows_with_one_match_come_a_few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 400 rows gets the same 10 KB: no worker holds these 400 times."""
+    monkeypatch.setattr(joins, "_AT_ONCE", 100)
+    monkeypatch.setattr(timers, "AT_ONCE_BYTES", 100_000)
+    at, wide = pa.field("at", TIME), pa.schema([("w", pa.string())])
+    sides = Sides(
+        KEY,
+        JoinSide(JOINED_LEFT, KEY, at, pa.schema([("v", pa.int64())])),
+        JoinSide(LATEST_RIGHT, KEY, at, wide, is_numbered=False),
+        pa.schema([("user", pa.string()), at, ("v", pa.int64()), *wide]),
+    )
+    rows = joined_table([(True, "ann", 9, n) for n in range(400)] + [(False, "ann", 7, 0)])
+    rows = rows.set_column(rows.column_names.index("w"), "w", pa.array([None] * 400 + ["x" * 10_000]))
+    sizes: list[int] = []
+    shown = Sides.shown
+
+    def watched(*given: Any) -> pa.RecordBatch:
+        output = shown(*given)
+        sizes.append(output.nbytes)
+        return output
+
+    monkeypatch.setattr(Sides, "shown", watched)
+    with tempfile.TemporaryDirectory() as folder:
+        one = FunctionShard(Path(folder), AsofJoin(sides, WITHIN * 1000), ["user"])
+        one.run(rows, 0)
+        found = one.run(rows.slice(0, 0), 60)
+        assert sorted(row["v"] for row in found) == [*range(400)]
+        assert {row["w"] for row in found} == {"x" * 10_000}
+        assert one.stored(JOINED_LEFT) == one.stored(LATEST_RIGHT) == one.stored("timers_by_due") == []
+    assert max(sizes) < 120_000
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30)), max_size=30), st.integers(1, 12), st.integers(1, 50))
