@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -106,6 +106,10 @@ class Accumulator(Protocol):
     def column(self) -> str | None:
         """The column of the rows that it takes; None for the rows themselves."""
 
+    @property
+    def is_by_arrival(self) -> bool:
+        """Whether the order of rows may matter to it."""
+
     def fields(self) -> list[pa.Field]:
         """Return the columns of its state, in storage types."""
 
@@ -125,6 +129,7 @@ class Count:
 
     name: str
     column: str | None
+    is_by_arrival: ClassVar[bool] = False
 
     def fields(self) -> list[pa.Field]:
         return [pa.field(self.name, pa.int64())]
@@ -146,6 +151,7 @@ class Sum:
     name: str
     column: str
     type: pa.DataType  #: Of the sum
+    is_by_arrival: ClassVar[bool] = False
 
     def fields(self) -> list[pa.Field]:
         return [pa.field(self.name, self.type)]
@@ -169,6 +175,7 @@ class Mean:
     #: Of the sum that it keeps, and of the average
     sum_type: pa.DataType
     type: pa.DataType
+    is_by_arrival: ClassVar[bool] = False
 
     def fields(self) -> list[pa.Field]:
         return [pa.field(f"{self.name}.sum", self.sum_type), pa.field(f"{self.name}.count", pa.int64())]
@@ -195,6 +202,7 @@ class Extreme:
     column: str
     type: pa.DataType
     which: Literal["min", "max"]
+    is_by_arrival: ClassVar[bool] = False
 
     def fields(self) -> list[pa.Field]:
         return [pa.field(self.name, storage_type(self.type))]
@@ -218,6 +226,7 @@ class Picked:
     type: pa.DataType
     which: Literal["first", "last"]
     ignores_nulls: bool
+    is_by_arrival: ClassVar[bool] = True
 
     def fields(self) -> list[pa.Field]:
         value = pa.field(self.name, storage_type(self.type))
@@ -251,6 +260,7 @@ class PickedBy:
     type: pa.DataType
     by_type: pa.DataType
     which: Literal["min", "max"]
+    is_by_arrival: ClassVar[bool] = False
 
     def fields(self) -> list[pa.Field]:
         by = pa.field(f"{self.name}.by", storage_type(self.by_type))
@@ -278,6 +288,7 @@ class Moments:
     column: str
     is_sample: bool  #: Whether to divide by one less than the count; null where that is none, as in Spark
     is_root: bool  #: Whether to return the root: the standard deviation
+    is_by_arrival: ClassVar[bool] = False
 
     def fields(self) -> list[pa.Field]:
         parts = {"count": pa.int64(), "mean": pa.float64(), "m2": pa.float64()}
@@ -313,6 +324,10 @@ class Collected:
     column: str
     type: pa.DataType  #: Of a list of them
     which: Literal["list", "set", "count"]
+
+    @property
+    def is_by_arrival(self) -> bool:
+        return self.which == "list"
 
     def fields(self) -> list[pa.Field]:
         return [pa.field(f"{self.name}.values" if self.which == "count" else self.name, self._type)]
@@ -353,6 +368,7 @@ class Own:
     init: Callable[[pa.Array], Mapping[str, Any]]
     merge: Callable[[Groups, pa.Table], Mapping[str, Any]]
     finish: Callable[[pa.Table], Any]
+    is_by_arrival: ClassVar[bool] = True
 
     def fields(self) -> list[pa.Field]:
         return [pa.field(f"{self.name}.{field.name}", storage_type(field.type)) for field in self.state]

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from holdfast.backends.arrow.rows import order_rows, take
 from holdfast.backends.run import Keys, TableSchema
-from holdfast.spark_integration.operators.accumulators import Accumulator, Collected, Own, Picked, lifted, reduced
+from holdfast.spark_integration.operators.accumulators import Accumulator, lifted, reduced
 from holdfast.spark_integration.operators.panes import WindowPlaces, hashed, seeds_of
 from holdfast.spark_integration.transport.packed import BLOB_BYTES, HASH, keys_repeat
 from holdfast.spark_integration.ttl.ends import microseconds, timestamps
@@ -68,7 +68,7 @@ class PartialAggregation:
 
     def _in_windows(self, batches: Iterable[pa.RecordBatch], places: WindowPlaces) -> Iterator[pa.RecordBatch]:
         """Yield rows or, where panes repeat, the panes' states, in each of their windows."""
-        keeps_order = any(map(_is_by_arrival, self.accumulators))
+        keeps_order = any(one.is_by_arrival for one in self.accumulators)
         are_states: bool | None = None  # as the first are: all that a task sends has one form
         for some in _gathered(batches):
             if are_states is None:
@@ -108,11 +108,6 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch
             held, held_bytes = [], 0
     if held:
         yield held
-
-
-def _is_by_arrival(one: Accumulator) -> bool:
-    """Tell whether an aggregate may depend on the order of a window's rows, which its panes do not keep."""
-    return isinstance(one, Picked | Own) or (isinstance(one, Collected) and one.which == "list")
 
 
 def received_states(types: pa.Schema, rows: pa.Table) -> pa.Table:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +48,7 @@ class Registers:
     name: str
     column: str  #: Of the values' hashes
     bits: int  #: Of a register's number
+    is_by_arrival: ClassVar[bool] = False
 
     @property
     def _type(self) -> pa.DataType:
@@ -108,6 +110,7 @@ class Ranked:
     shown: pa.DataType  #: Of the result: the value, or a list of one for each percentage
     percentages: tuple[float, ...]  #: As fractions of 1
     accuracy: int
+    is_by_arrival: ClassVar[bool] = False
 
     @property
     def _type(self) -> pa.DataType:
