@@ -75,24 +75,27 @@ class PartialAggregation:
                 are_states = not keeps_order and keys_repeat(some)
             rows = pa.Table.from_batches(some).combine_chunks()
             panes = self.combined(rows).combine_chunks() if are_states else rows
-            windows_at_once = min(_WINDOWS_AT_ONCE, BLOB_BYTES * panes.num_rows // panes.nbytes)
-            panes_at_once = windows_at_once * places.slide_us // places.length_us
-            for batch in panes.to_batches(max_chunksize=max(1, panes_at_once)):
-                yield self._of_panes(batch, places)
+            windows_at_once = max(1, min(_WINDOWS_AT_ONCE, BLOB_BYTES * panes.num_rows // panes.nbytes))
+            panes_at_once = max(1, windows_at_once * places.slide_us // places.length_us)
+            for batch in panes.to_batches(max_chunksize=panes_at_once):
+                yield from self._of_panes(batch, places, windows_at_once)
 
-    def _of_panes(self, panes: pa.RecordBatch, places: WindowPlaces) -> pa.RecordBatch:
-        """Return rows of panes in each of their windows, with the hash that Spark gives key and window."""
+    def _of_panes(self, panes: pa.RecordBatch, places: WindowPlaces, windows_at_once: int) -> Iterator[pa.RecordBatch]:
+        """Yield rows of panes in each of their windows, with the hash that Spark gives key and window."""
         start_name = self.state.key.names[-1]
         start = panes.column(start_name)
         pane_us = microseconds(start)
         pane, window_us = places.windows_of(pane_us)
         seeds = seeds_of(panes.column(HASH).to_numpy().view(np.uint64), pane_us)
-        columns = dict(zip(panes.schema.names, take(panes, pane).columns, strict=True))
-        columns[start_name] = timestamps(window_us, start.type)
+        own = {start_name: timestamps(window_us, start.type)}
         if self.time is not None:
-            columns[self.time] = timestamps(window_us + places.length_us, start.type)
-        columns[HASH] = pa.array(hashed(seeds[pane], window_us).view(np.int64))
-        return pa.RecordBatch.from_arrays([*columns.values()], schema=panes.schema)
+            own[self.time] = timestamps(window_us + places.length_us, start.type)
+        own[HASH] = pa.array(hashed(seeds[pane], window_us).view(np.int64))
+        for first in range(0, len(pane), windows_at_once):
+            rows = take(panes, pane[first : first + windows_at_once])
+            columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+            columns |= {name: column.slice(first, windows_at_once) for name, column in own.items()}
+            yield pa.RecordBatch.from_arrays([*columns.values()], schema=rows.schema)
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:

@@ -30,7 +30,7 @@ from holdfast.mvcc import Transaction, VersionedStore
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration import timers
 from holdfast.spark_integration.lookup.keys import hash_of_key
-from holdfast.spark_integration.operators import joins
+from holdfast.spark_integration.operators import joins, partial
 from holdfast.spark_integration.operators.accumulators import Accumulator, Collected, Count, Extreme, Picked, Sum
 from holdfast.spark_integration.operators.aggregation import WINDOW_END, WINDOW_START, Aggregation, Window
 from holdfast.spark_integration.operators.deduplication import Deduplication
@@ -407,6 +407,18 @@ def test_wide_rows_are_told_apart_a_few_at_once() -> None:
     sizes = [(len(batch), batch.nbytes) for batch in before.spread(rows.to_batches())]
     assert sum(n for n, _ in sizes) == 25 * 500
     assert max(size for _, size in sizes) <= BLOB_BYTES
+
+
+def test_windows_of_one_wide_row_are_made_a_few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of 1 MB in 3,600 windows would be more text than an Arrow array holds."""
+    monkeypatch.setattr(partial, "BLOB_BYTES", 30_000)
+    kept = Collected("all", "v", pa.list_(pa.string()), "list")
+    before = windows("update", (kept,), length=40, slide=1).before_shuffle
+    rows = in_panes([("ann", 7, None)]).set_column(3, "v", pa.array(["x" * 10_000]))
+    batches = [*before.spread(rows.to_batches())]
+    starts = [ms(start) for batch in batches for start in batch.column(WINDOW_START).to_pylist()]
+    assert sorted(starts) == [*range(7 - 39, 7 + 1)]
+    assert max(batch.nbytes for batch in batches) < 35_000
 
 
 def test_values_by_arrival_keep_their_order_in_overlapping_windows() -> None:
