@@ -83,6 +83,7 @@ _BUFFERS = {
     "approx_count_distinct": (),  # "MS[0]", "MS[1]", …: ten registers of six bits each
 }
 _IS_EMPTY, _IGNORES_NULLS = "isEmpty", "(ignorenulls)"
+_SERIALISED = "buf"  #: An object of Spark's, in bytes of its own
 _FUNCTION = re.compile(r"(\w+)(?:\((.+)\))?")
 _EXACT = 1 << 53  #: Below it, a double has each integer.
 _MOST_DIGITS = 38
@@ -283,6 +284,12 @@ def _require_windows(frame: DataFrame, window: Column, places: WindowPlaces) -> 
 def _accumulators(state: _StateFrame, first: int, described: Described) -> tuple[tuple[Accumulator, ...], list[Column]]:
     """Return the aggregates, and the columns of their state, in the buffers from number `first` on."""
     assert described.aggregates is not None
+    if _SERIALISED in _names(state.values[first:]):
+        raise InvalidArgumentError(
+            "the state cannot be moved: the aggregation has collect_list, collect_set, percentile_approx or another "
+            "function whose state is known to Spark alone. Leave this query as it is",
+            given=dict(described.aggregates),
+        )
     accumulators: list[Accumulator] = []
     columns: list[Column] = []
     lost: list[Column] = []

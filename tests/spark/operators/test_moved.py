@@ -250,7 +250,7 @@ def test_what_does_not_fit_is_refused(lab: Lab) -> None:
         ("visits", "v", {"aggregates": n}, "cannot be told"),
         ("distinct", "d", {"aggregates": n}, "is an aggregation's"),
         ("lists", "l", {"aggregates": {**n, "all": "collect_list"}}, "cannot be moved.*collect_list"),
-        ("lists", "l", {"aggregates": n}, "not of these aggregates"),
+        ("lists", "l", {"aggregates": n}, "cannot be moved.*collect_list"),
         ("alone", "a", {"aggregates": n}, "without keys"),
         ("hours", "h", {"aggregates": n, "window": "1 hour"}, "without keys"),
         ("chain", {0: "s", 1: "d"}, {"aggregates": n}, "RocksDB state store only"),
