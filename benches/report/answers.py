@@ -15,7 +15,7 @@ from holdfast.benches.report.words import Name, name_of, times
 FLOOR = "floor"
 # Ratios nearer to 1 are no difference: between two turns of one engine on an idle machine lies as much.
 _SAME = 0.05
-SAME_IN_ONE_TURN = 0.10
+_SAME_IN_ONE_TURN = 0.10
 # Other work that keeps this share of the cores busy just before a run is told to the reader.
 _DISTURBING = 0.1
 
@@ -36,7 +36,7 @@ class Ratio:
 
     @property
     def _margin(self) -> float:
-        return _SAME if self.turns > 1 else SAME_IN_ONE_TURN
+        return _SAME if self.turns > 1 else _SAME_IN_ONE_TURN
 
     @property
     def same(self) -> bool:

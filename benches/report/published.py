@@ -28,9 +28,9 @@ from holdfast.benches.jobs.shard import PLAIN_DOWNLOAD, RESTORE
 from holdfast.benches.report.answers import Answer, answers_of
 from holdfast.benches.report.directory import RUN, Results, read, replace_text
 from holdfast.benches.report.html import render
-from holdfast.benches.report.summary import Sentence, summarize
+from holdfast.benches.report.summary import missed, summarize
 from holdfast.benches.report.tables import BENCHMARKS, MICRO_COMMAND
-from holdfast.benches.report.words import count, listed, name_of, of_field, times
+from holdfast.benches.report.words import count, listed, times
 from holdfast.errors import HoldfastError, InvalidArgumentError
 
 # Text has a contrast of 4.2 and more on white and on GitHub's dark background, bars of 3 and more.
@@ -173,8 +173,6 @@ def texts(root: Path, *, report: bool = True) -> dict[Path, str]:
 def _results_page(results: Results, answers: list[Answer]) -> str:
     """Return RESULTS.md: the ratios of each question, what is no ratio, missed targets, gaps, commands."""
     summary = summarize(results, answers)
-    ratios = list(_ratios(answers))
-    compared = {question for question, *_ in ratios}
     parts = [
         "# Measured",
         _wrapped(
@@ -188,11 +186,17 @@ def _results_page(results: Results, answers: list[Answer]) -> str:
         _wrapped(" ".join(f"{doubt.question} {doubt.text}" for doubt in summary.doubts)),
         "## Ratios",
         _RATIOS,
-        _table(("question", "baseline", "throughput by it"), ratios),
+        _table(
+            ("question", "baseline", "throughput by it"),
+            [(of.question, baseline, of.text) for baseline, of in summary.ratios],
+        ),
     ]
-    costs = [cost for cost in summary.costs if cost.question not in compared]
-    if costs:
-        parts += ["## What it costs", _table(("question", "answer"), list(_by_question(costs)))]
+    if summary.costs:
+        costs: dict[str, list[str]] = {}
+        for cost in summary.costs:
+            costs.setdefault(cost.question, []).append(cost.text)
+        rows = [(question, " ".join(of)) for question, of in costs.items()]
+        parts += ["## What it costs", _table(("question", "answer"), rows)]
     parts += _missed_targets(answers)
     if results.missing:
         gaps = [(q.text, f"{q.suite}, {q.name}", q.state, q.reason.partition("\n")[0]) for q in results.missing]
@@ -237,61 +241,24 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in escaped)
 
 
-def _by_question(sentences: list[Sentence]) -> Iterator[tuple[str, str]]:
-    for question in dict.fromkeys(sentence.question for sentence in sentences):
-        yield question, " ".join(sentence.text for sentence in sentences if sentence.question == question)
-
-
-def _missed(answer: Answer) -> dict[str, dict[str, Any]]:
-    """Return the targets that an answer misses, by what they are of."""
-    return {target["what"]: target for target in answer.document["targets"] if not target["met"]}
-
-
 def _missed_targets(answers: list[Answer]) -> list[str]:
     """Return how many targets are met, and a table of those missed that stand beside no ratio."""
-    targets, missed = sum(len(answer.document["targets"]) for answer in answers), sum(map(len, map(_missed, answers)))
-    if not missed:
+    targets, misses = sum(len(answer.document["targets"]) for answer in answers), sum(map(len, map(missed, answers)))
+    if not misses:
         return []
     rows = []
     for answer in answers:
         of_ratios = {f"{label}/{answer.baseline(label)}" for label in answer.labels} if answer.equal else set()
         rows += [
             (answer.question.text, what, target["wanted"], f"{target['measured']:.3g}")
-            for what, target in _missed(answer).items()
+            for what, target in missed(answer).items()
             if what not in of_ratios
         ]
-    met = f"{targets - missed} of {targets} targets are met."
+    met = f"{targets - misses} of {targets} targets are met."
     if not rows:
         return ["## Missed targets", met]
     table = _table(("question", "figure", "wanted", "measured"), rows)
     return ["## Missed targets", f"{met} Besides those among the ratios, these are not:", table]
-
-
-def _ratios(answers: list[Answer]) -> Iterator[tuple[str, str, str]]:
-    """Yield a line for each question and baseline."""
-    for answer in answers:
-        by_base: dict[str, list[str]] = {}
-        turns: list[str] = []
-        for label in answer.labels:
-            base = answer.baseline(label)
-            if base is not None and answer.equal:
-                ratio, name = answer.ratio(label, base), answer.name(label).text
-                if answer.curves:
-                    where = f"{count(answer.along(label) or 0)} {of_field(answer.question.along)}"
-                    name = f"{name_of(answer.engine(label)).text}, {where}"
-                other = answer.name(base).text
-                if answer.curves and base != answer.question.baseline:
-                    other = name_of(answer.engine(base)).text
-                is_loss = answer.name(label).ours and not answer.name(base).ours and ratio.median < 1 and not ratio.same
-                bold = "**" if is_loss else ""
-                turns = [f"in {ratio.turns} turns"] if ratio.turns > 1 else []
-                target = _missed(answer).get(f"{label}/{base}")
-                spreads = f" ({times(ratio.least)} to {times(ratio.most)})" if ratio.turns > 1 else ""
-                shown = f"{name.removeprefix('holdfast on ')} {bold}{times(ratio.median)}{bold}{spreads}"
-                shown += f", wanted {target['wanted'].removeprefix('at least ')}" if target else ""
-                by_base.setdefault(other, []).append(shown)
-        for base, ratios in by_base.items():
-            yield answer.question.text, base, "; ".join(ratios + turns)
 
 
 def _compact(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,18 +1,19 @@
-"""The summary: what the figures say, in plain words, what holdfast loses first of all, and which backend to choose.
+"""The summary: the ratios of each question, what is no ratio, and which backend to choose.
 
-Every sentence is made of figures of one answer, and links to them. The backend to choose is the fastest one, unless
-others are as fast within what the turns can tell. Of these, it is the one that takes the least memory at its peak;
-where that is the same too, `filesystem`, whose files a restart finds again.
+Every line is made of figures of one answer, and links to them. The backend to choose is the fastest one, unless others
+are as fast within what the turns can tell. Of these, it is the one that takes the least memory at its peak; where that
+is the same too, `filesystem`, whose files a restart finds again.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from holdfast.benches.jobs.shard import FULL_BYTES, NEW_BYTES, PLAIN_DOWNLOAD, RESTORE
-from holdfast.benches.report.answers import FLOOR, SAME_IN_ONE_TURN, Answer, Ratio
+from holdfast.benches.report.answers import FLOOR, Answer
 from holdfast.benches.report.directory import Results
 from holdfast.benches.report.results import asked_of_storage, counted_ms, requests_of
 from holdfast.benches.report.words import count, duration, listed, name_of, of_field, size, times
@@ -61,15 +62,13 @@ class Advice:
 class Summary:
     """What the top of a report says.
 
-    The headline is for who reads no more, in parts. Then where holdfast is faster than what it is compared with; where
-    it is slower, or misses a target; where neither; what a setting costs; why some figure may not be what it seems.
+    The headline is for who reads no more, in parts. Then the ratios, by baseline, in bold where holdfast is slower;
+    what a setting costs; why some figure may not be what it seems.
     """
 
     headline: list[str] = field(default_factory=list)
     choices: list[Advice] = field(default_factory=list)
-    wins: list[Sentence] = field(default_factory=list)
-    losses: list[Sentence] = field(default_factory=list)
-    level: list[Sentence] = field(default_factory=list)
+    ratios: list[tuple[str, Sentence]] = field(default_factory=list)
     costs: list[Sentence] = field(default_factory=list)
     doubts: list[Sentence] = field(default_factory=list)
 
@@ -80,15 +79,16 @@ def summarize(results: Results, answers: list[Answer]) -> Summary:
     for answer in answers:
         if not answer.equal:
             text = "The results of these engines differ, so none of their times counts."
-            found.losses.append(Sentence.on(answer, text))
+            found.doubts.append(Sentence.on(answer, text))
             continue
-        if answer.has_phase(PLAIN_DOWNLOAD):
-            _read_restore(found, answer)
-        elif answer.curves:
-            _read_curves(found, answer)
+        ratios = list(_ratios(answer))
+        found.ratios.extend(ratios)
+        if answer.curves:
+            _read_crossing(found, answer)
         else:
             _read_bars(found, answer)
-        found.losses.extend(_missed(answer))
+        if not ratios:
+            found.costs.extend(_own_course(answer) if answer.curves else _by_download(answer))
     busy = {answer.question.name: answer.busy for answer in answers if answer.busy}
     if busy:
         text = f"up to {max(busy.values()):.1f} cores were busy before a run of {listed(list(busy))}."
@@ -99,22 +99,47 @@ def summarize(results: Results, answers: list[Answer]) -> Summary:
     return found
 
 
+def missed(answer: Answer) -> dict[str, dict[str, Any]]:
+    """Return the targets that an answer misses, by what they are of."""
+    return {target["what"]: target for target in answer.document["targets"] if not target["met"]}
+
+
+def _ratios(answer: Answer) -> Iterator[tuple[str, Sentence]]:
+    """Yield each baseline of an answer, and the throughput of all other entries by its own."""
+    by_base: dict[str, list[str]] = {}
+    turns: list[str] = []
+    for label in answer.labels:
+        base = answer.baseline(label)
+        if base is None:
+            continue
+        ratio, name = answer.ratio(label, base), answer.name(label).text
+        if answer.curves:
+            where = f"{count(answer.along(label) or 0)} {of_field(answer.question.along)}"
+            name = f"{name_of(answer.engine(label)).text}, {where}"
+        other = answer.name(base).text
+        if answer.curves and base != answer.question.baseline:
+            other = name_of(answer.engine(base)).text
+        bold = "**" if answer.name(label).ours and not answer.name(base).ours and ratio.slower else ""
+        turns = [f"in {ratio.turns} turns"] if ratio.turns > 1 else []
+        target = missed(answer).get(f"{label}/{base}")
+        spreads = f" ({times(ratio.least)} to {times(ratio.most)})" if ratio.turns > 1 else ""
+        shown = f"{name.removeprefix('holdfast on ')} {bold}{times(ratio.median)}{bold}{spreads}"
+        shown += f", wanted {target['wanted'].removeprefix('at least ')}" if target else ""
+        by_base.setdefault(other, []).append(shown)
+    for base, ratios in by_base.items():
+        yield base, Sentence.on(answer, "; ".join(ratios + turns))
+
+
 def _read_bars(found: Summary, answer: Answer) -> None:
+    """Say which backend to use, and in the first place how fast the best one is."""
     ours = [label for label in answer.labels if answer.name(label).ours]
     others = [label for label in answer.labels if not answer.name(label).ours and answer.engine(label) != FLOOR]
     base = next((base for label in answer.labels if (base := answer.baseline(label)) is not None), None)
     if base in others:
         others.sort(key=lambda label: label != base)
-    if base is not None and answer.name(base).ours and len(ours) > 1:
-        ratios = {answer.name(label).text: answer.ratio(label, base) for label in ours if label != base}
-        costs = [f"{name}, {_in_words(ratio)}" for name, ratio in ratios.items()]
-        text = f"Throughput by that of {answer.name(base).text}: {'; '.join(costs)}."
-        found.costs.append(Sentence.on(answer, text))
     if not ours or not others:
         return
     best = max(ours, key=answer.rows_per_second)
-    for other in others:
-        _sort(found, answer, ours, other)
     choice = choose(answer) if answer.question.suite in _ADVISING else None
     if not found.headline:
         found.headline.extend(_headline(answer, best, others[0], choice))
@@ -136,59 +161,6 @@ def _headline(answer: Answer, best: str, other: str, choice: Choice | None) -> I
         yield f"use {choice.backend}"
 
 
-def _sort(found: Summary, answer: Answer, ours: list[str], other: str) -> None:
-    """Say of each entry of ours whether it is faster than another one; those that fare alike share a sentence."""
-    ratios = {label: answer.ratio(label, other) for label in ours}
-    for kind in _kinds(found):
-        alike = {label: ratio for label, ratio in ratios.items() if kind.fits(ratio)}
-        if alike:
-            figures = listed([f"{kind.figure(ratio)} ({answer.name(label).short})" for label, ratio in alike.items()])
-            text = f"{figures} times the throughput of {answer.name(other).text}{kind.end(alike.values())}"
-            kind.sentences.append(Sentence.on(answer, f"{kind.before}{text}{_by_floor(answer, alike)}."))
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """What a ratio says, and where and how the summary says it."""
-
-    sentences: list[Sentence]
-    fits: Callable[[Ratio], bool]
-    before: str = ""
-    after: str = ""
-    after_one_turn: str = " in one turn"
-    figure: Callable[[Ratio], str] = lambda ratio: times(ratio.median)
-
-    def end(self, ratios: Iterable[Ratio]) -> str:
-        """Return the words behind figures."""
-        return self.after_one_turn if any(ratio.turns == 1 for ratio in ratios) else self.after
-
-
-def _kinds(found: Summary) -> tuple[_Kind, ...]:
-    near = f", which is no difference that one turn shows: less than {SAME_IN_ONE_TURN:.0%}"
-    return (
-        _Kind(found.wins, lambda ratio: ratio.faster),
-        _Kind(found.losses, lambda ratio: ratio.slower, "Only "),
-        _Kind(
-            found.level,
-            lambda ratio: ratio.same and not ratio.unsettled,
-            after=", which is no difference that these turns show",
-            after_one_turn=near.replace("%", " %"),
-        ),
-        _Kind(
-            found.level,
-            lambda ratio: ratio.unsettled,
-            after="; these turns do not tell which is faster",
-            figure=lambda ratio: f"{times(ratio.least)} to {times(ratio.most)}",
-        ),
-    )
-
-
-def _by_floor(answer: Answer, ours: dict[str, Ratio]) -> str:
-    best = max(ours, key=lambda label: ours[label].median)
-    beside = _beside_floor(answer, best)
-    return f"; {answer.name(best).short} {beside}" if beside else ""
-
-
 def _beside_floor(answer: Answer, label: str) -> str:
     """Say how long an entry takes beside the floor; nothing where there is none, or the turns do not tell."""
     floor = next((other for other in answer.labels if answer.engine(other) == FLOOR), None)
@@ -201,71 +173,13 @@ def _beside_floor(answer: Answer, label: str) -> str:
     return f"takes {slowdown}as long as the floor, the same query without state{shown}"
 
 
-def _in_words(ratio: Ratio) -> str:
-    same = ": no difference" if ratio.same and not ratio.unsettled else ""
-    return f"{times(ratio.median)} ({ratio.spread}{same})"
-
-
-def _read_restore(found: Summary, answer: Answer) -> None:
-    for label in answer.labels:
+def _by_download(answer: Answer) -> Iterator[Sentence]:
+    """Say how long restores take, where they were measured."""
+    for label in answer.labels if answer.has_phase(PLAIN_DOWNLOAD) else ():
         ours, plain = (counted_ms(answer.document, label, phase) for phase in (RESTORE, PLAIN_DOWNLOAD))
         ratio = statistics.median(a / b for a, b in zip(ours, plain, strict=True))
         text = f"{answer.name(label).text}: {duration(statistics.median(ours))}, {times(ratio)} times a plain download."
-        found.costs.append(Sentence.on(answer, text))
-
-
-def _missed(answer: Answer) -> Iterator[Sentence]:
-    for target in answer.document["targets"]:
-        if not target["met"]:
-            measured = f"wanted {target['wanted']}, measured {target['measured']:.3g}"
-            yield Sentence.on(answer, f"A target is missed: {target['what']}, {measured}.")
-
-
-def _read_curves(found: Summary, answer: Answer) -> None:
-    """Say how each of our engines fares along a size, point by point, and from where on another is the better one."""
-    points: dict[tuple[str, str], list[tuple[float, Ratio]]] = {}
-    costs: dict[tuple[str, str], list[tuple[float, Ratio]]] = {}
-    for label in answer.labels:
-        x, engine = answer.along(label), answer.engine(label)
-        if x is None or not answer.name(label).ours:
-            continue
-        for base in _read_against(answer, label):
-            other = base if answer.question.baseline == base else name_of(answer.engine(base)).text
-            of = costs if answer.name(base).ours else points
-            of.setdefault((engine, other), []).append((x, answer.ratio(label, base)))
-    for (engine, other), ratios in points.items():
-        for kind in _kinds(found):
-            alike = sorted((x, ratio) for x, ratio in ratios if kind.fits(ratio))
-            if alike:
-                text = f"{_course(answer, alike, kind.figure)} times the throughput of {other}"
-                text = f"{name_of(engine).text}: {kind.before.lower()}{text}{kind.end(ratio for _, ratio in alike)}."
-                kind.sentences.append(Sentence.on(answer, text))
-    for (engine, other), ratios in costs.items():
-        text = f"{name_of(engine).text}: {_course(answer, sorted(ratios), _in_words)} times the throughput of {other}."
-        found.costs.append(Sentence.on(answer, text))
-    if not points and not costs:
-        found.costs.extend(_own_course(answer))
-    _read_crossing(found, answer)
-
-
-def _read_against(answer: Answer, label: str) -> list[str]:
-    """Return what a point is read against: its baseline, and all other engines at the same place."""
-    base, engine = answer.baseline(label), answer.engine(label)
-    others = [
-        other
-        for other in answer.labels
-        if other != base
-        and answer.along(other) == answer.along(label)
-        and not answer.name(other).ours
-        and answer.engine(other) != FLOOR
-    ]
-    return others if base is None or answer.engine(base) == engine else [base, *others]
-
-
-def _course(answer: Answer, points: list[tuple[float, Ratio]], figure: Callable[[Ratio], str]) -> str:
-    (x, ratio), *others = points
-    first = f"{figure(ratio)} at {count(x)} {of_field(answer.question.along)}"
-    return listed([first, *(f"{figure(ratio)} at {count(x)}" for x, ratio in others)])
+        yield Sentence.on(answer, text)
 
 
 def _own_course(answer: Answer) -> Iterator[Sentence]:
