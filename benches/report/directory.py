@@ -32,8 +32,6 @@ from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 
 FORMAT = 1
 RUN, DONE = "run.json", "done"
-_SIZE_MAX = 256 << 20
-_NESTED_MAX = 20
 
 
 @dataclass(frozen=True)
@@ -179,13 +177,9 @@ def _validator(part: str) -> Draft202012Validator:
 
 def _checked(file: Path, part: str | None) -> Document:
     try:
-        if file.stat().st_size > _SIZE_MAX:
-            _refuse(file, f"larger than {_SIZE_MAX >> 20} MiB")
         found = json.loads(file.read_bytes(), parse_constant=_refuse_constant)
     except (OSError, ValueError, RecursionError) as exc:
         raise CorruptionError("no JSON of holdfast bench", file=file, because=exc) from exc
-    if _depth(found) > _NESTED_MAX:
-        _refuse(file, f"nested more than {_NESTED_MAX} deep")
     if not isinstance(found, dict):
         _refuse(file, "no JSON object")
     part = part or ("micro" if BENCHMARKS in found else "document")
@@ -207,15 +201,6 @@ def _refuse(file: Path, what: str, where: str = "$") -> NoReturn:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise InvalidArgumentError("a figure must be a finite number", found=name)
-
-
-def _depth(value: Any) -> int:
-    level, depth = [value], 0
-    while level:
-        depth += 1
-        inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
-        level = [value for values in inner for value in values]
-    return depth
 
 
 @contextmanager
