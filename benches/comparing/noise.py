@@ -7,12 +7,11 @@ only a new process draws these anew (Georges, Buytaert, Eeckhout: Statistically 
 OOPSLA 2007; Kalibera, Jones: Rigorous benchmarking in reasonable time, ISMM 2013). So the noise of a comparison is the
 variance between runs, and never less than what the micro-batches of a run alone make of it.
 
-Two or three runs say little about a variance. Many comparisons of a suite were measured on the same machine, though,
-and what they have in common is a good guess at each one's own: an empirical Bayes estimate, as much nearer to the
-common variance as the single ones are alike (G. K. Smyth: Linear models and empirical Bayes methods for assessing
-differential expression in microarray experiments, Stat. Appl. Genet. Mol. Biol. 3(1), 2004, equations 3 to 5 and
-section 6.2). The change by its standard error then follows Student's t with the degrees of freedom of both. Where
-nothing was run twice, the guess is `UNKNOWN_SD`.
+Two or three runs say little about a variance. Many figures of a suite were measured on the same machine, though, and
+what they have in common is a good guess at each one's own: a figure's variance is its own and the suite's, which counts
+for `BELIEF` degrees of freedom (after G. K. Smyth: Linear models and empirical Bayes methods for assessing differential
+expression in microarray experiments, Stat. Appl. Genet. Mol. Biol. 3(1), 2004). The change by its standard error then
+follows Student's t with the degrees of freedom of both. Where nothing was run twice, the guess is `UNKNOWN_SD`.
 
 Among a hundred comparisons five are "significant" by chance alone. Verdicts therefore control the false discovery rate
 (Benjamini, Hochberg: Controlling the false discovery rate, J. R. Statist. Soc. B 57, 1995), of what is slower and of
@@ -20,12 +19,11 @@ what is faster by itself: if nothing has changed, the chance that anything is ca
 
 tests/unit/benches/test_comparing.py measures both kinds of error. With runs that differ by 1.5 % and micro-batches that
 differ by 6 %, a regression of a tenth in one entry of four measurements is found in 91 of 100 cases after five turns
-each, in 65 after three, and in 31 after two; noise alone is called a regression in 2 to 6.
+each, in 63 after three, and in 41 after two; noise alone is called a regression in 1 to 7.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,9 +36,9 @@ ERRORS = 0.05
 # Single runs of one engine on one idle machine differ by so much (benches/RESULTS.md), and how sure that is: as if it
 # had been measured with so many degrees of freedom.
 UNKNOWN_SD, UNKNOWN_DF = 0.06, 4.0
-# Fewer variances than these say nothing about how alike they are.
-_ENOUGH = 4
-# What a variance takes from those around it counts no more than so many degrees of freedom of its own.
+# Fewer degrees of freedom of a whole suite say less than that guess.
+_ENOUGH = 8.0
+# What a variance takes from its suite counts no more than so many degrees of freedom of its own.
 BELIEF = 8.0
 
 
@@ -80,19 +78,15 @@ class Change:
         return self.p <= ERRORS
 
 
-@dataclass(frozen=True)
-class Place:
-    """What a figure belongs to: figures of one measurement share a baseline, those of one suite are alike in noise."""
-
-    suite: str
-    measurement: str
-
-
-def changes(pairs: Sequence[tuple[Sample, Sample]], places: Sequence[Place]) -> list[Change]:
-    """Return how each figure changed, from base to new."""
+def changes(pairs: Sequence[tuple[Sample, Sample]], suites: Sequence[str]) -> list[Change]:
+    """Return how each figure changed, from base to new; figures of one suite are alike in noise."""
     if not pairs:
         return []
-    between = _between([_pooled(base, new) for base, new in pairs], places)
+    own = [_pooled(base, new) for base, new in pairs]
+    common = {
+        suite: _common([one for one, of in zip(own, suites, strict=True) if of == suite]) for suite in set(suites)
+    }
+    between = [_shrunk(one, common[suite]) for one, suite in zip(own, suites, strict=True)]
     noise = np.array([max(of.value, (a.within + b.within) / 2) for of, (a, b) in zip(between, pairs, strict=True)])
     error = np.sqrt(noise * [1 / len(a.logs) + 1 / len(b.logs) for a, b in pairs])
     error = np.maximum(error, 1e-9)
@@ -106,20 +100,6 @@ def changes(pairs: Sequence[tuple[Sample, Sample]], places: Sequence[Place]) -> 
     )
     columns = (factor, low, high, np.minimum(slower, faster).tolist())
     return [Change(*figures) for figures in zip(*columns, strict=True)]
-
-
-def _between(own: Sequence[Variance], places: Sequence[Place]) -> list[Variance]:
-    """Return each figure's variance between runs, drawn towards its measurement's, and that towards its suite's."""
-    by_place = {
-        place: _mean([one for one, of in zip(own, places, strict=True) if of == place])
-        for place in dict.fromkeys(places)
-    }
-    by_suite = {
-        suite: _common([of for place, of in by_place.items() if place.suite == suite])
-        for suite in {place.suite for place in by_place}
-    }
-    around = {place: _shrunk(of, by_suite[place.suite]) for place, of in by_place.items()}
-    return [_shrunk(of, around[place]) for of, place in zip(own, places, strict=True)]
 
 
 def midmean(values: Sequence[float]) -> tuple[float, float]:
@@ -145,10 +125,12 @@ def _pooled(base: Sample, new: Sample) -> Variance:
     return Variance(squares / df if df else 0.0, float(df))
 
 
-def _mean(own: Sequence[Variance]) -> Variance:
-    """Return what the figures of a measurement have in common; they share a baseline, so half of them count."""
-    df = sum(one.df for one in own)
-    return Variance(sum(one.value * one.df for one in own) / df if df else 0.0, df / 2)
+def _common(own: Sequence[Variance]) -> Variance:
+    """Return the variance that a suite's figures have in common; they share baselines, so half of them count."""
+    squares, df = sum(one.value * one.df for one in own), sum(one.df for one in own)
+    if df < _ENOUGH:
+        return Variance((UNKNOWN_DF * UNKNOWN_SD**2 + squares) / (UNKNOWN_DF + df), UNKNOWN_DF)
+    return Variance(squares / df, df / 2)
 
 
 def _shrunk(own: Variance, common: Variance) -> Variance:
@@ -156,27 +138,3 @@ def _shrunk(own: Variance, common: Variance) -> Variance:
     weight = min(common.df, BELIEF)
     df = own.df + weight
     return Variance((own.df * own.value + weight * common.value) / df, df)
-
-
-def _common(own: Sequence[Variance]) -> Variance:
-    """Return the variance that measurements have in common, and how many degrees of freedom it counts for."""
-    known = [Variance(max(one.value, 1e-12), one.df) for one in own if one.df]
-    if len(known) < _ENOUGH:
-        df = sum(one.df for one in known)
-        return Variance(
-            (UNKNOWN_DF * UNKNOWN_SD**2 + sum(one.value * one.df for one in known)) / (UNKNOWN_DF + df), UNKNOWN_DF
-        )
-    halves = np.array([one.df / 2 for one in known])
-    logs = np.log([one.value for one in known]) - scipy.special.digamma(halves) + np.log(halves)
-    spread = float(logs.var(ddof=1) - scipy.special.polygamma(1, halves).mean())
-    if spread <= 0:  # as alike as chance makes them
-        return Variance(float(np.exp(logs.mean())), math.inf)
-    half = _inverse_trigamma(spread)
-    return Variance(float(np.exp(logs.mean() + scipy.special.digamma(half) - np.log(half))), 2 * half)
-
-
-def _inverse_trigamma(value: float) -> float:
-    low, high = 1e-4, 1e8
-    if not scipy.special.polygamma(1, high) < value < scipy.special.polygamma(1, low):
-        return low if value > 1 else high
-    return float(scipy.optimize.brentq(lambda x: scipy.special.polygamma(1, x) - value, low, high))

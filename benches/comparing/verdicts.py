@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.benches.comparing.noise import Change, Place, Sample, changes, midmean
+from holdfast.benches.comparing.noise import Change, Sample, changes, midmean
 from holdfast.benches.report import directory
 from holdfast.benches.report.directory import RUN
 from holdfast.benches.report.results import Document, job_of
@@ -177,18 +177,10 @@ def compare(base: Measured, new: Measured, threshold: float) -> list[Verdict]:
     found = []
     for kind in (RATIO, ENTRY):  # each kind by itself: they differ in their noise
         of_kind = [one for one in figures if one.kind == kind]
-        for one, change in zip(
-            of_kind,
-            changes([(one.base, one.new) for one in of_kind], [_place(one.measurement) for one in of_kind]),
-            strict=True,
-        ):
-            found.append(_verdict(one, change, threshold))
+        suites = [one.measurement.partition("/")[0] for one in of_kind]
+        changed = changes([(one.base, one.new) for one in of_kind], suites)
+        found += [_verdict(one, change, threshold) for one, change in zip(of_kind, changed, strict=True)]
     return found
-
-
-def _place(measurement: str) -> Place:
-    suite, _, _ = measurement.partition("/")
-    return Place(suite, measurement)
 
 
 def smallest_visible(verdicts: Sequence[Verdict]) -> float:
