@@ -11,6 +11,7 @@ import functools
 import graphlib
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -387,6 +388,13 @@ def test_names_say_what_a_thing_is(path: str) -> None:
     assert Path(path).stem not in {"util", "utils", "helpers", "misc", "common"}
     classes = [n for n in ast.walk(tree(path)) if isinstance(n, ast.ClassDef)]
     assert not [f"{path}:{c.lineno} {c.name}" for c in classes if re.search(r"(Manager|Utils?|Helper)$", c.name)]
+
+
+def test_a_class_name_means_one_thing() -> None:
+    """Whoever reads it need not ask which. Benches and examples have words of their own."""
+    nodes = (node for folder in ("holdfast", *LAYERS) for path in modules(folder) for node in tree(path).body)
+    names = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef) and not node.name.startswith("_"))
+    assert not [name for name, count in names.items() if count > 1]
 
 
 @for_each(all_sources())

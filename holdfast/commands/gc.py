@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from holdfast.commands.progress import items_shown
-from holdfast.commands.target import Target, on_state_dir, opened, plain, retain_option, size, table
+from holdfast.commands.target import StateDirectory, on_state_dir, opened, plain, retain_option, size, table
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.ownership.claims import retained_versions
 from holdfast.snapshotter.ownership.operator_record import read_operator, shard_prefix
@@ -109,7 +109,7 @@ def gc(
         sys.exit(1)
 
 
-def _plans(target: Target, retain: int | None, now_ms: int, before_ms: int) -> tuple[list[Outcome], list[str]]:
+def _plans(target: StateDirectory, retain: int | None, now_ms: int, before_ms: int) -> tuple[list[Outcome], list[str]]:
     """Return the plans, and the operators with a readable record: without one, a folder may be somebody else's."""
     work, outcomes, ours = [], _of_rescaling(target, before_ms), []
     for name, operator in target.listing.operators.items():
@@ -132,7 +132,7 @@ def _plans(target: Target, retain: int | None, now_ms: int, before_ms: int) -> t
     return outcomes, ours
 
 
-def _of_rescaling(target: Target, before_ms: int) -> list[Outcome]:
+def _of_rescaling(target: StateDirectory, before_ms: int) -> list[Outcome]:
     """Return what killed rescales left: objects that no process writes any more."""
     outcomes = []
     for folder, infos in target.listing.rescaling.items():
@@ -149,7 +149,7 @@ def _of_rescaling(target: Target, before_ms: int) -> list[Outcome]:
     return outcomes
 
 
-def _restored_ms(target: Target, folder: str) -> Iterator[int]:
+def _restored_ms(target: StateDirectory, folder: str) -> Iterator[int]:
     """Yield when each object of a rescale's new query was stored; its folder has the query's id."""
     origin = find_origin(target.storage, folder.rpartition("/")[2])
     for directory in origin.directories if origin else ():
@@ -166,7 +166,7 @@ def _beside_shards(operator: OperatorListing, before_ms: int) -> Outcome:
     return Outcome(CleanUpPlan(operator.name, 0, {}, {info.key: reason for info, reason in old.items()}), sizes)
 
 
-def _outcome(target: Target, shard: ShardListing, *, retain: int, now_ms: int, grace_ms: int) -> Outcome:
+def _outcome(target: StateDirectory, shard: ShardListing, *, retain: int, now_ms: int, grace_ms: int) -> Outcome:
     try:
         try:
             planned = _plan(target, shard, retain, now_ms, grace_ms)
@@ -181,12 +181,12 @@ def _outcome(target: Target, shard: ShardListing, *, retain: int, now_ms: int, g
     return Outcome(planned, {key: shard.objects[key].size_bytes for key in planned.delete})
 
 
-def _plan(target: Target, shard: ShardListing, retain: int, now_ms: int, grace_ms: int) -> CleanUpPlan:
+def _plan(target: StateDirectory, shard: ShardListing, retain: int, now_ms: int, grace_ms: int) -> CleanUpPlan:
     history = History(shard, Headers(target.of(shard)))
     return plan(history, needed_in_storage(retain, history), now_ms, grace_ms)
 
 
-def _carry_out(target: Target, outcome: Outcome) -> Outcome:
+def _carry_out(target: StateDirectory, outcome: Outcome) -> Outcome:
     try:
         carry_out(PrefixedStorage(target.storage, outcome.plan.shard), outcome.plan)
     except HoldfastError as exc:
@@ -194,7 +194,7 @@ def _carry_out(target: Target, outcome: Outcome) -> Outcome:
     return outcome
 
 
-def _abort_uploads(target: Target, folders: list[str], before_ms: int, outcomes: list[Outcome]) -> int:
+def _abort_uploads(target: StateDirectory, folders: list[str], before_ms: int, outcomes: list[Outcome]) -> int:
     """Abort killed uploads, and return how many; a refusal is one more outcome."""
     try:
         return sum(target.storage.abort_unfinished_uploads(f"{name}/", before_ms) for name in folders)
@@ -203,7 +203,7 @@ def _abort_uploads(target: Target, folders: list[str], before_ms: int, outcomes:
         return 0
 
 
-def _show(target: Target, outcomes: list[Outcome], *, dry_run: bool) -> None:
+def _show(target: StateDirectory, outcomes: list[Outcome], *, dry_run: bool) -> None:
     rows = [(o, key, reason) for o in outcomes for key, reason in o.plan.delete.items()]
     if rows:
         shown = table("object", "size", "reason", right=("size",), whole=("object",))
@@ -214,7 +214,7 @@ def _show(target: Target, outcomes: list[Outcome], *, dry_run: bool) -> None:
         target.console.print(f"… and {len(rows) - _ROWS_SHOWN:,} more; --json names all")
 
 
-def _conclude(target: Target, outcomes: list[Outcome], aborted: int | None) -> None:
+def _conclude(target: StateDirectory, outcomes: list[Outcome], aborted: int | None) -> None:
     console = target.console
     going, kept = sum(len(o.plan.delete) for o in outcomes), sum(len(o.plan.keep) for o in outcomes)
     failed = [o for o in outcomes if o.error]

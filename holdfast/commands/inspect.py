@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from holdfast import clock
-from holdfast.commands.target import SMALL_COMMITS, Target, moment, on_state_dir, opened, plain, size, table
+from holdfast.commands.target import SMALL_COMMITS, StateDirectory, moment, on_state_dir, opened, plain, size, table
 from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.health import (
     Failure,
@@ -107,7 +107,7 @@ def _places(url: str, location: str | None, options: Mapping[str, str]) -> tuple
 class _NotedLogs:
     """Spark's logs of queries at the checkpoint locations that their state directory notes."""
 
-    def __init__(self, target: Target, options: Mapping[str, str], queries: Iterable[str]) -> None:
+    def __init__(self, target: StateDirectory, options: Mapping[str, str], queries: Iterable[str]) -> None:
         self.locations: dict[str, str] = {}  #: As noted, by query
         self.logs: dict[str, list[LoggedTimes]] = {}  #: By query, of those that were found there
         self._target = target
@@ -136,7 +136,7 @@ class _NotedLogs:
 
 
 def _logs(
-    target: Target, location: str, options: Mapping[str, str], known: Container[str]
+    target: StateDirectory, location: str, options: Mapping[str, str], known: Container[str]
 ) -> dict[str, list[LoggedTimes]]:
     """Return Spark's log of a query under the query id of its state; a clone has its original's state."""
     with opened_query(location, target.storage.url, parse_storage_options(options)) as query:
@@ -153,7 +153,7 @@ def _logs(
 
 
 def _healths(
-    target: Target, by_query: Mapping[str, list[OperatorSigns]], logs: Mapping[str, list[LoggedTimes]]
+    target: StateDirectory, by_query: Mapping[str, list[OperatorSigns]], logs: Mapping[str, list[LoggedTimes]]
 ) -> list[Health]:
     """Return the queries' health. Raises `InvalidArgumentError` if a log is another query's."""
     if elsewhere := logs.keys() - by_query.keys():
@@ -185,7 +185,7 @@ def _facts(shard: ShardListing) -> dict[str, Any]:
 
 
 def _document(
-    target: Target, listing: OperatorListing, record: OperatorRecord | HoldfastError, committed: int | None
+    target: StateDirectory, listing: OperatorListing, record: OperatorRecord | HoldfastError, committed: int | None
 ) -> dict[str, Any]:
     if isinstance(record, OperatorRecord):
         about = {name: value for name, value in record.to_json().items() if name not in ("operator", "schemas")}
@@ -208,7 +208,10 @@ def _document(
 
 
 def _show(
-    target: Target, listing: OperatorListing, record: OperatorRecord | HoldfastError, document: Mapping[str, Any]
+    target: StateDirectory,
+    listing: OperatorListing,
+    record: OperatorRecord | HoldfastError,
+    document: Mapping[str, Any],
 ) -> None:
     console, error = target.console, f"[red]{plain(document.get('error', ''))}[/]"
     if isinstance(record, HoldfastError):
@@ -248,7 +251,7 @@ def _show(
         console.print(f"[red]{plain(Failure(**trouble).sentence(clock.now_ms()))}[/]", soft_wrap=True)
 
 
-def _show_health(target: Target, health: Health) -> None:
+def _show_health(target: StateDirectory, health: Health) -> None:
     console, now_ms = target.console, clock.now_ms()
     since = f" since {moment(health.since_ms)} UTC" if health.since_ms else ""
     colour = _COLOURS[health.state] or "none"
@@ -262,7 +265,7 @@ def _show_health(target: Target, health: Health) -> None:
     console.print(shown)
 
 
-def _sink_document(target: Target, sink: StoredSink) -> dict[str, Any]:
+def _sink_document(target: StateDirectory, sink: StoredSink) -> dict[str, Any]:
     found = SinkState.read(target.storage, sink)
     newest: dict[str, Any] = {"batch": None} | ({"error": found.error} if found.error else {})
     if found.decision is not None:
@@ -278,7 +281,7 @@ def _sink_document(target: Target, sink: StoredSink) -> dict[str, Any]:
     }
 
 
-def _show_sinks(target: Target) -> None:
+def _show_sinks(target: StateDirectory) -> None:
     if not target.listing.sinks:
         return
     shown = table("sink", "query", "newest decision", "rows", "parts", "stored", "entries", right=("rows", "parts"))
@@ -297,7 +300,7 @@ def _show_sinks(target: Target) -> None:
     target.console.print(shown)
 
 
-def _show_shards(target: Target, shards: Iterable[Mapping[str, Any]]) -> None:
+def _show_shards(target: StateDirectory, shards: Iterable[Mapping[str, Any]]) -> None:
     shown = table(
         *("shard", "newest stored version", "stored", "commits since snapshot", "objects", "size"),
         right=("commits since snapshot", "objects", "size"),

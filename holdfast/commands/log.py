@@ -9,7 +9,7 @@ import click
 
 from holdfast.commands.target import (
     SMALL_COMMITS,
-    Target,
+    StateDirectory,
     moment,
     number_option,
     on_state_dir,
@@ -55,7 +55,7 @@ def log(url: str, operator: str | None, options: dict[str, str], as_json: bool, 
             _show(target, shards, rows)
 
 
-def _require_shard(target: Target, shard: int) -> None:
+def _require_shard(target: StateDirectory, shard: int) -> None:
     """Raise `InvalidArgumentError` if no operator has a shard of this number."""
     counts: dict[str, int] = {}
     for name in target.listing.operators:
@@ -111,7 +111,7 @@ def _totals(shard: ShardListing) -> dict[str, Any]:
     }
 
 
-def _show(target: Target, shards: list[ShardListing], rows: dict[str, list[dict[str, Any]]]) -> None:
+def _show(target: StateDirectory, shards: list[ShardListing], rows: dict[str, list[dict[str, Any]]]) -> None:
     if not any(shard.versions for shard in shards):
         target.console.print(f"nothing is stored: {SMALL_COMMITS}")
     for shard in shards:

@@ -41,7 +41,7 @@ _Command = Callable[..., None]
 
 
 @dataclass(frozen=True)
-class Target:
+class StateDirectory:
     """An open state directory."""
 
     storage: ObjectStorage
@@ -174,7 +174,7 @@ def retain_option(text: str) -> Callable[[_Command], _Command]:
 
 
 @contextmanager
-def opened(url: str, options: Mapping[str, str], operator: str | None) -> Iterator[Target]:
+def opened(url: str, options: Mapping[str, str], operator: str | None) -> Iterator[StateDirectory]:
     """Open and list a state directory. Raises `InvalidArgumentError`, `NotFoundError`."""
     if operator == "":  # as from a variable that is not set: all operators are not what was meant
         raise InvalidArgumentError("--operator must name an operator: omit it for all of them")
@@ -187,7 +187,7 @@ def opened(url: str, options: Mapping[str, str], operator: str | None) -> Iterat
         except NotFoundError:
             _require_no_location(url, options)
             raise
-        yield Target(storage, executor, listing, a_console())
+        yield StateDirectory(storage, executor, listing, a_console())
 
 
 def _require_no_location(url: str, options: Mapping[str, str]) -> None:

@@ -9,7 +9,16 @@ from dataclasses import asdict
 import click
 
 from holdfast.commands.progress import bytes_shown
-from holdfast.commands.target import SMALL_COMMITS, Target, on_state_dir, opened, plain, retain_option, size, table
+from holdfast.commands.target import (
+    SMALL_COMMITS,
+    StateDirectory,
+    on_state_dir,
+    opened,
+    plain,
+    retain_option,
+    size,
+    table,
+)
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.snapshotter.ownership.claims import FOLDER as CLAIMS
 from holdfast.snapshotter.ownership.claims import retained_versions
@@ -55,7 +64,7 @@ def verify(url: str, operator: str | None, options: dict[str, str], as_json: boo
         sys.exit(1)
 
 
-def _retained(target: Target, retain: int | None, damages: list[Damage]) -> Iterator[tuple[str, int]]:
+def _retained(target: StateDirectory, retain: int | None, damages: list[Damage]) -> Iterator[tuple[str, int]]:
     """Yield each operator and how many versions back its query may return; note damage."""
     for name, listing in target.listing.operators.items():
         number = RETAINED_VERSIONS
@@ -76,7 +85,7 @@ def _retained(target: Target, retain: int | None, damages: list[Damage]) -> Iter
         yield name, retain or number
 
 
-def _show(target: Target, damages: list[Damage], facts: dict[str, int]) -> None:
+def _show(target: StateDirectory, damages: list[Damage], facts: dict[str, int]) -> None:
     if damages:
         shown = table("object", "problem", "versions lost", "restored around it", whole=("object",))
         for damage in damages:

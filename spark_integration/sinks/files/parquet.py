@@ -186,7 +186,7 @@ class _Header(Stored):
 
 
 @dataclass(frozen=True)
-class Manifest:
+class ManifestName:
     """The name of a manifest, and its size if it was listed."""
 
     level: int
@@ -199,12 +199,12 @@ class Manifest:
         """The last part of its key."""
         return f"{self.level}-{self.first:018}-{self.last:018}"
 
-    def holds(self, other: Manifest) -> bool:
+    def holds(self, other: ManifestName) -> bool:
         """Tell whether the other's range lies within this one's."""
         return self.first <= other.first and other.last <= self.last
 
 
-def found(infos: Iterable[ObjectInfo]) -> list[Manifest]:
+def found(infos: Iterable[ObjectInfo]) -> list[ManifestName]:
     """Return the manifests of a listing, in the order of `place`."""
     manifests = []
     for info in infos:
@@ -214,21 +214,21 @@ def found(infos: Iterable[ObjectInfo]) -> list[Manifest]:
             level, first, last = map(int, match.groups())
             if first > last or (level == 0 and first != last):
                 raise CorruptionError("a manifest has an impossible name", key=info.key)
-            manifests.append(Manifest(level, first, last, info.size_bytes))
+            manifests.append(ManifestName(level, first, last, info.size_bytes))
     return sorted(manifests, key=place)
 
 
-def place(manifest: Manifest) -> tuple[int, int, int]:
+def place(manifest: ManifestName) -> tuple[int, int, int]:
     """Order manifests by their micro-batches, each before those inside it."""
     return manifest.first, -manifest.last, -manifest.level
 
 
-def in_force(manifests: Iterable[Manifest]) -> list[Manifest]:
+def in_force(manifests: Iterable[ManifestName]) -> list[ManifestName]:
     """Return the manifests inside no other, by micro-batch. Raises `CorruptionError` if two overlap otherwise.
 
     A late put of an abandoned merge may lie inside another of its level.
     """
-    kept: list[Manifest] = []
+    kept: list[ManifestName] = []
     for manifest in manifests:
         if kept and kept[-1].holds(manifest):
             continue
@@ -244,13 +244,13 @@ class Manifests(FileTarget):
     def __init__(self, storage: ObjectStorage, sink: str, query_id: str) -> None:
         self._storage, self._sink, self._query_id = storage, sink, query_id
         self._folder = f"{FOLDER}/{sink}/{query_id}/batches/"
-        self._there: list[Manifest] = []
+        self._there: list[ManifestName] = []
 
     def newest(self) -> int:
         """Return the newest micro-batch that is visible; -1 if there is none."""
         return max((manifest.last for manifest in self.listed()), default=-1)
 
-    def listed(self) -> list[Manifest]:
+    def listed(self) -> list[ManifestName]:
         return found(self._storage.list(self._folder))
 
     def has(self, batch_id: int, prepared: Sequence[PreparedAttempt], listed: Sequence[ObjectInfo]) -> bool:
@@ -270,7 +270,7 @@ class Manifests(FileTarget):
 
     def show(self, batch_id: int, prepared: Sequence[PreparedAttempt], files: Sequence[DataFile]) -> None:
         entries = [{"batch": batch_id, **{name: getattr(file, name) for name in FILES.names[1:]}} for file in files]
-        made = Manifest(0, batch_id, batch_id)
+        made = ManifestName(0, batch_id, batch_id)
         self._put(made, pa.Table.from_pylist(entries, FILES))
         there = [*self._there, made]
         if sum(one.level == 0 for one in there) >= MERGED:
@@ -279,7 +279,7 @@ class Manifests(FileTarget):
             except (UnavailableError, NotFoundError) as exc:
                 _log.warning("the manifests of sink %r are not merged for now: %s", self._sink, exc)
 
-    def read(self, manifest: Manifest) -> pa.Table:
+    def read(self, manifest: ManifestName) -> pa.Table:
         """Return a manifest's files. Raises `CorruptionError` if it is damaged, `NotFoundError` if it was merged."""
         key = self._folder + manifest.name
         source = f"{self._storage.url}/{key}"
@@ -297,20 +297,20 @@ class Manifests(FileTarget):
         _check(files, manifest, source)
         return files
 
-    def merge(self, manifests: Sequence[Manifest]) -> None:
+    def merge(self, manifests: Sequence[ManifestName]) -> None:
         """Merge a level with many manifests; delete those inside others."""
         valid = in_force(manifests)
         for level in range(_LEVEL_MAX):
             run = _last_run(valid, level)
             if len(run) < MERGED:
                 continue
-            whole = Manifest(level + 1, run[0].first, run[-1].last)
+            whole = ManifestName(level + 1, run[0].first, run[-1].last)
             self._put(whole, pa.concat_tables([self.read(one) for one in run]))
             valid = [one for one in valid if one not in run] + [whole]
             valid.sort(key=lambda one: one.first)
         self._storage.delete(self._folder + one.name for one in manifests if one not in valid)
 
-    def _put(self, manifest: Manifest, files: pa.Table) -> None:
+    def _put(self, manifest: ManifestName, files: pa.Table) -> None:
         def write(out: pa.NativeFile) -> None:
             with pa.ipc.new_stream(out, FILES) as stream:
                 stream.write_table(files.combine_chunks())
@@ -318,13 +318,13 @@ class Manifests(FileTarget):
         data, _ = stored_file.encode(KIND, self._header(manifest).to_json(), {"files": write}, encoding="lz4")
         self._storage.put(self._folder + manifest.name, data)
 
-    def _header(self, manifest: Manifest) -> _Header:
+    def _header(self, manifest: ManifestName) -> _Header:
         return _Header(self._sink, self._query_id, manifest.level, manifest.first, manifest.last)
 
 
-def _last_run(valid: Sequence[Manifest], level: int) -> list[Manifest]:
+def _last_run(valid: Sequence[ManifestName], level: int) -> list[ManifestName]:
     """Return the newest neighbouring manifests of a level that are not full."""
-    run: list[Manifest] = []
+    run: list[ManifestName] = []
     for manifest in reversed(valid):
         if manifest.level == level and manifest.size_bytes < FULL_BYTES:
             run.append(manifest)
@@ -333,7 +333,7 @@ def _last_run(valid: Sequence[Manifest], level: int) -> list[Manifest]:
     return run[::-1]
 
 
-def _check(files: pa.Table, manifest: Manifest, source: str) -> None:
+def _check(files: pa.Table, manifest: ManifestName, source: str) -> None:
     """Raise CorruptionError for a manifest that no sink has written: it decides which files are read."""
     if any(column.null_count for column in files.columns):
         refuse(source, "has a null")

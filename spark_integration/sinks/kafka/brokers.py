@@ -37,10 +37,10 @@ from holdfast.errors import InvalidArgumentError, UnavailableError
 from holdfast.snapshotter.fields import NUMBER_LIMIT, Stored, refuse
 from holdfast.spark_integration.sinks.kafka import protocol
 from holdfast.spark_integration.sinks.kafka.protocol import (
-    Answer,
     MalformedAnswerError,
     Node,
     Request,
+    Response,
     Topic,
     TransactionDescription,
     encoded,
@@ -129,7 +129,7 @@ def _from_base64(text: str) -> bytes:
         raise MalformedAnswerError("a token is not base64") from exc
 
 
-class Connection:
+class BrokerConnection:
     """A connection to one broker; `OSError` and `MalformedAnswerError` of any call leave it unusable."""
 
     def __init__(
@@ -176,7 +176,7 @@ class Connection:
         (size,) = struct.unpack(">i", self._read(4, end_ms))
         if not 4 <= size <= _ANSWER_MAX_BYTES:
             raise MalformedAnswerError(f"an answer of {size} bytes")
-        answer = Answer(self._read(size, end_ms), flexible=request.flexible)
+        answer = Response(self._read(size, end_ms), flexible=request.flexible)
         if answer.read("i") != (self._number,):
             raise MalformedAnswerError("an answer to another request")
         answer.skip_tags()
@@ -237,7 +237,7 @@ class Cluster:
 
     def __init__(self, servers: Sequence[Address], security: Security, *, patience_ms: int) -> None:
         self._servers, self._security, self._patience_ms = list(servers), security, patience_ms
-        self._connections: dict[Address, Connection] = {}
+        self._connections: dict[Address, BrokerConnection] = {}
         self._coordinators: dict[tuple[str, bool], Address] = {}
 
     def __enter__(self) -> Self:
@@ -354,7 +354,7 @@ class Cluster:
         connection = self._connections.get(address)
         if connection is None:
             limit_ms = min(_ANSWER_LIMIT_MS, self._patience_ms)
-            connection = self._connections[address] = Connection(address, self._security, limit_ms=limit_ms)
+            connection = self._connections[address] = BrokerConnection(address, self._security, limit_ms=limit_ms)
         try:
             return connection.ask(request)
         except BaseException:

@@ -154,7 +154,7 @@ def _varint(value: int) -> bytes:
     return bytes(digits)
 
 
-class Answer:
+class Response:
     """A broker's answer. It comes from outside: every length and count is checked before it is used."""
 
     def __init__(self, body: bytes, *, flexible: bool = False) -> None:
@@ -231,7 +231,7 @@ class Request(Generic[T]):
     result: Callable[..., T]
     flexible: bool = False
 
-    def read(self, answer: Answer) -> T:
+    def read(self, answer: Response) -> T:
         """Parse an answer. Raises `MalformedAnswerError` if it does not answer this request."""
         return self.result(*answer.read(self.layout))
 

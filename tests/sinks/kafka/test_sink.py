@@ -21,7 +21,7 @@ from holdfast.errors import FencedError, InvalidArgumentError, StateLostError, U
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
 from holdfast.spark_integration.sinks.kafka.brokers import Cluster
-from holdfast.spark_integration.sinks.kafka.protocol import Answer, Request, TransactionDescription
+from holdfast.spark_integration.sinks.kafka.protocol import Request, Response, TransactionDescription
 from holdfast.spark_integration.sinks.kafka.sink import KafkaSink
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery, TwoPhaseSink
 from tests import sink_drivers
@@ -401,10 +401,10 @@ def test_a_zombie_with_a_spare_id_is_fenced_once(lab: Lab) -> None:
     assert lab.shown() == ["0"]
 
 
-read_field = Answer._field
+read_field = Response._field
 
 
-def without_ids(answer: Answer, field: Any) -> Any:
+def without_ids(answer: Response, field: Any) -> Any:
     """Read a field as a broker writes it that has no ids of topics yet."""
     found = read_field(answer, field)
     return "0" * len(found) if field == "u" else found
@@ -498,7 +498,7 @@ def test_topics_that_get_their_ids_with_an_upgrade_are_the_same(lab: Lab, monkey
     for batch, has_id in enumerate([False, True, False]):
         with monkeypatch.context() as patched:
             if not has_id:
-                patched.setattr(Answer, "_field", without_ids)
+                patched.setattr(Response, "_field", without_ids)
             handle = lab.prepare(str(batch), batch_id=batch)
             lab.sink.confirm(lab.query, batch, [handle])
             lab.sink.commit(lab.query, batch, [handle])

@@ -30,7 +30,7 @@ from holdfast.spark_integration.sinks.files import parquet as sink_module
 from holdfast.spark_integration.sinks.files.parquet import (
     FILES,
     KIND,
-    Manifest,
+    ManifestName,
     Manifests,
     ParquetSink,
     found,
@@ -141,7 +141,7 @@ def test_a_merge_whose_put_comes_late_changes_nothing(writer: Writer, monkeypatc
     monkeypatch.setattr(sink_module, "MERGED", 4)
     put, late = Manifests._put, []
 
-    def put_late(self: Manifests, manifest: Manifest, files: pa.Table) -> None:
+    def put_late(self: Manifests, manifest: ManifestName, files: pa.Table) -> None:
         if manifest.level and not late:
             late.append((self, manifest, files))
             raise UnavailableError("no answer")
@@ -159,10 +159,10 @@ def test_a_merge_whose_put_comes_late_changes_nothing(writer: Writer, monkeypatc
 
 
 def test_manifests_that_overlap_are_refused() -> None:
-    inside, across = Manifest(0, 3, 3), Manifest(1, 3, 9)
-    assert in_force([Manifest(1, 1, 4), inside]) == [Manifest(1, 1, 4)]
+    inside, across = ManifestName(0, 3, 3), ManifestName(1, 3, 9)
+    assert in_force([ManifestName(1, 1, 4), inside]) == [ManifestName(1, 1, 4)]
     with pytest.raises(CorruptionError):
-        in_force([Manifest(1, 1, 4), across])
+        in_force([ManifestName(1, 1, 4), across])
 
 
 def _cut(data: bytes) -> bytes:

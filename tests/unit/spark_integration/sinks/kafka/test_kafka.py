@@ -19,9 +19,9 @@ from hypothesis import given
 
 from holdfast.errors import CorruptionError, InvalidArgumentError, SchemaMismatchError, UnavailableError
 from holdfast.spark_integration.sinks.kafka import brokers, protocol
-from holdfast.spark_integration.sinks.kafka.brokers import Cluster, Connection, Login, Security, authenticate
+from holdfast.spark_integration.sinks.kafka.brokers import BrokerConnection, Cluster, Login, Security, authenticate
 from holdfast.spark_integration.sinks.kafka.options import ClientOptions
-from holdfast.spark_integration.sinks.kafka.protocol import Answer, MalformedAnswerError, Request, encoded
+from holdfast.spark_integration.sinks.kafka.protocol import MalformedAnswerError, Request, Response, encoded
 from holdfast.spark_integration.sinks.kafka.sink import KafkaSink, check_schema, messages
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery
 
@@ -207,7 +207,7 @@ def ask(replies: Replies, patience_ms: int = 300) -> int:
 @given(body=st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(request_: Request[object], body: bytes) -> None:
     with suppress(MalformedAnswerError):
-        request_.read(Answer(body, flexible=request_.flexible))
+        request_.read(Response(body, flexible=request_.flexible))
 
 
 @pytest.mark.slow(2)
@@ -216,7 +216,7 @@ def test_fields_are_read_as_they_were_written(texts: list[str], flexible: bool) 
     structs = [(text, [number, -number]) for number, text in enumerate(texts)]
     values = (texts, -5, 7, True, b"x" * 200, structs, None, "ab" * 16)
     body = encoded("[s] q h ? y [(s [i])] [q] u", *values, flexible=flexible)
-    answer = Answer(body, flexible=flexible)
+    answer = Response(body, flexible=flexible)
     assert answer.read("[s] qh") == (texts, -5, 7)
     assert answer.read("? y [(s[i])] [q] u") == (1, b"x" * 200, structs, [], "ab" * 16)
 
@@ -224,7 +224,7 @@ def test_fields_are_read_as_they_were_written(texts: list[str], flexible: bool) 
 @pytest.mark.parametrize("count", [2**31 - 1, 1_000_000])
 def test_a_count_that_cannot_be_is_not_allocated(count: int) -> None:
     with pytest.raises(MalformedAnswerError):
-        protocol.api_versions().read(Answer(struct.pack(">hi", 0, count)))
+        protocol.api_versions().read(Response(struct.pack(">hi", 0, count)))
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_a_broker_that_goes_away_or_says_nothing_is_waited_for_a_limited_time(si
 def test_a_broker_that_sends_byte_by_byte_is_waited_for_a_limited_time() -> None:
     clock = iter(range(0, 100_000, 100))
     with broker(lambda _key, number: versions(number)[:-1]) as address, pytest.raises(TimeoutError):
-        Connection(address, Security(), limit_ms=500, monotonic_ms=lambda: next(clock))
+        BrokerConnection(address, Security(), limit_ms=500, monotonic_ms=lambda: next(clock))
 
 
 @pytest.mark.parametrize("code", [14, 15, 16, 51])
