@@ -68,24 +68,29 @@ class Results:
     @property
     def described(self) -> str:
         """When, by what and where it was measured; suite by suite if these were begun in several runs."""
+        documents = [document for _, document in self.measured] or [{}]
+        machines = dict.fromkeys(map(self._machine, documents))
         suites: dict[str, dict[str, None]] = {}
         for question, document in self.measured:
-            suites.setdefault(self._begun(document), {})[question.suite] = None
+            parts = [self._begun(document), *([self._machine(document)] if len(machines) > 1 else [])]
+            suites.setdefault(", ".join(filter(None, parts)), {})[question.suite] = None
         if len(suites) > 1:
             begun = [f"{', '.join(of)} {text}" for text, of in suites.items()]
         else:
             begun = list(suites) or [self._begun({})]
-        return f"Profile {self.run['profile']}, {'; '.join(begun)}"
+        where = machines if len(machines) == 1 else ()
+        return ", ".join(filter(None, [f"Profile {self.run['profile']}", "; ".join(begun), *where]))
 
     def _begun(self, document: Mapping[str, Any]) -> str:
-        """Return on which day the run of a document was begun, with which holdfast, and on which machine."""
-        started, versions, machine = (document.get(name, self.run[name]) for name in ("started", "versions", "machine"))
-        parts = [f"begun {started[:10]}"]
-        if "holdfast" in versions:
-            parts.append(f"holdfast {versions['holdfast']}")
-        if "cpu" in machine:
-            parts.append(f"{machine['cpu']} ({machine.get('cores', '?')} cores, {machine.get('memory_gb', '?')} GB)")
-        return ", ".join(parts)
+        """Return on which day the run of a document was begun, and with which holdfast."""
+        started, versions = (document.get(name, self.run[name]) for name in ("started", "versions"))
+        return f"begun {started[:10]}" + (f", holdfast {versions['holdfast']}" if "holdfast" in versions else "")
+
+    def _machine(self, document: Mapping[str, Any]) -> str:
+        machine = document.get("machine", self.run["machine"])
+        if "cpu" not in machine:
+            return ""
+        return f"{machine['cpu']} ({machine.get('cores', '?')} cores, {machine.get('memory_gb', '?')} GB)"
 
     @property
     def quick(self) -> bool:

@@ -176,10 +176,9 @@ def _results_page(results: Results, answers: list[Answer]) -> str:
     parts = [
         "# Measured",
         _wrapped(
-            "`make results` wrote this page from [results](results/run.json), where the raw figures are. "
-            "[The whole report](../docs/report.html) has charts, settings and memory, and says which backend "
-            "suits which load; [docs/performance.md](../docs/performance.md) says why. Sinks under kills, and beside "
-            "plain writes: [SINKS.md](SINKS.md)."
+            "`make results` wrote this page from [results](results/run.json). [The report](../docs/report.html) adds "
+            "charts, settings, memory, and which backend suits which load; [performance.md](../docs/performance.md) "
+            "says why. Sinks: [SINKS.md](SINKS.md)."
         ),
         _wrapped(f"{results.described}."),
         _wrapped(f"**{'; '.join(summary.headline)}.**") if summary.headline else "",
@@ -209,9 +208,9 @@ def _results_page(results: Results, answers: list[Answer]) -> str:
 
 
 _RATIOS = textwrap.fill(
-    "Medians of the ratios within each turn, in brackets the least and the most of several turns. Entries that "
-    "begin with a backend are holdfast's, vectorised if nothing else is said. Bold: holdfast is "
-    "slower than the baseline, by more than the turns leave open. *Wanted*: the least, where a target is missed.",
+    "Medians of the ratios within each turn, in brackets the least and the most. Entries that begin with a backend are "
+    "holdfast's, vectorised unless said otherwise. Bold: slower than the baseline, by more than the turns leave "
+    "open. *Wanted*: the least, where a target is missed.",
     _WIDTH,
 )
 
