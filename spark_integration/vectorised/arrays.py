@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.backends.arrow.rows import BoolArray, IntArray, normalize_keys, one_chunk, storage_type
+from holdfast.backends.arrow.rows import (
+    BoolArray,
+    IntArray,
+    RowOrder,
+    normalize_keys,
+    one_chunk,
+    storage_type,
+    to_bools,
+)
 from holdfast.backends.run import Keys
 from holdfast.errors import InvalidArgumentError
 
@@ -70,6 +80,40 @@ def _seen(column: pa.Array, field: pa.Field, what: str) -> pa.Array:
             keys=len(column),
             bytes=column.nbytes,
         ) from exc
+
+
+def comparable(column: pa.Array | pa.ChunkedArray) -> list[npt.NDArray[Any]]:
+    """Return columns of numbers that compare, one after the other, as the values do: null least, NaN largest.
+
+    Raises `InvalidArgumentError`, as `ranks` does.
+    """
+    values, t = one_chunk(column), column.type
+    is_valid = [to_bools(values.is_valid())] if values.null_count else []
+    if pa.types.is_struct(t):
+        return [*is_valid, *(part for field in values.flatten() for part in comparable(field))]
+    if pa.types.is_temporal(t):
+        values = values.view(pa.int32() if t.bit_width == 32 else pa.int64())
+    elif not (pa.types.is_integer(t) or pa.types.is_floating(t)):
+        return [ranks(values)]
+    numbers = values.fill_null(0).to_numpy()
+    if not pa.types.is_floating(t):
+        return [*is_valid, numbers]
+    is_nan = np.isnan(numbers)
+    return [*is_valid, is_nan, np.where(is_nan, 0, numbers)]
+
+
+def best_rows(order: RowOrder, columns: Iterable[npt.NDArray[Any]], *, largest: bool) -> RowOrder:
+    """Return each key's rows that are largest, or least, by `comparable` columns: several if they are equal."""
+    rows, first = order
+    choose = np.maximum if largest else np.minimum
+    for numbers in columns:
+        if first.all():
+            break
+        values, key = numbers[rows], np.cumsum(first) - 1
+        best = choose.reduceat(values, np.flatnonzero(first))
+        kept = np.flatnonzero(values == best[key])
+        rows, first = rows[kept], np.diff(key[kept], prepend=-1) > 0
+    return RowOrder(rows, first)
 
 
 def ranks(column: pa.Array | pa.ChunkedArray) -> IntArray:

@@ -14,10 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.backends.arrow.rows import IntArray, RowOrder, one_chunk
+from holdfast.backends.arrow.rows import IntArray, RowOrder, one_chunk, to_bools
 from holdfast.backends.options import did_you_mean
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.vectorised.arrays import ranks, without_views
+from holdfast.spark_integration.vectorised.arrays import best_rows, comparable, ranks, without_views
 
 _INT64 = np.iinfo(np.int64)
 #: Rows a key, up to which adding up all rows and taking differences is faster than key by key.
@@ -255,25 +255,15 @@ class Groups:
         return one_chunk(reduced.sort_by("group").column(f"value_{function}"))
 
     def _picked(self, order_by: str | pa.Array | None, *, last: bool) -> IntArray:
-        if not len(self._order):
-            return self._order
-        ends = self._ends()
-        if order_by is None:
-            return self._order[ends - 1] if last else self._order[self._starts]
-        order = self._column(order_by)
-        if pa.types.is_struct(order.type):
-            order = pa.array(ranks(order), mask=order.is_null().to_numpy(zero_copy_only=False))
-        try:
-            places = pc.rank(order, tiebreaker="first").to_numpy().astype(np.int64)
-        except pa.ArrowNotImplementedError as exc:
-            raise InvalidArgumentError("values of this type cannot be ordered", type=str(order.type)) from exc
-        if last and order.null_count:
-            # Arrow ranks nulls above everything: put them below.
-            places[order.is_null().to_numpy(zero_copy_only=False)] -= len(places)
-        sorted_ranks = places[self._order]
-        wanted = self._reduce(np.maximum if last else np.minimum, sorted_ranks)
-        hit = sorted_ranks == np.repeat(wanted, ends - self._starts)
-        return self._order[hit]
+        found = self._ordered
+        if order_by is not None:
+            order = self._column(order_by)
+            columns = comparable(order)
+            if order.null_count and not last:
+                columns.insert(0, to_bools(order.is_null()))  # the first of all rows with a value
+            found = best_rows(found, columns, largest=last)
+        # A key's last row stands before the next key's first.
+        return found.rows[np.roll(found.first, -1) if last else found.first]
 
 
 def _too_large(data_type: pa.DataType) -> InvalidArgumentError:
