@@ -25,7 +25,7 @@ A row that has been pushed out is gone: it does not come back when those before 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Self
 
@@ -47,6 +47,7 @@ from holdfast.backends.arrow.rows import (
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import Transaction
+from holdfast.spark_integration.operators.aggregation import with_stored
 from holdfast.spark_integration.plan.arguments import checked_mode, duration_us
 from holdfast.spark_integration.plan.definition import KeyedRows, operator_plan
 from holdfast.spark_integration.plan.event_time import time_column_of
@@ -57,7 +58,7 @@ from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardFunction
 from holdfast.spark_integration.spark_types import arrow_schema, conform_output, types_of_keys
 from holdfast.spark_integration.tables.entry_rows import Entries, EntryRows
 from holdfast.spark_integration.tables.restarting import OperatorFunction
-from holdfast.spark_integration.transport.packed import quoted
+from holdfast.spark_integration.transport.packed import HASH, quoted
 from holdfast.spark_integration.ttl.ends import (
     NEVER,
     UNTIL,
@@ -67,7 +68,7 @@ from holdfast.spark_integration.ttl.ends import (
     until_us,
     with_until,
 )
-from holdfast.spark_integration.vectorised.arrays import ranks, shown_keys, without_views
+from holdfast.spark_integration.vectorised.arrays import best_rows, comparable, ranks, shown_keys, without_views
 
 #: The last key column, from 1 on; shown with lists.
 PLACE = "place"
@@ -132,7 +133,7 @@ class Top(OperatorFunction):
         batch.counts.keys += len(keys)
         stored = _Listed.of(entries.scan(keys), self._state)
         key = np.concatenate([stored.key, by_key.key_of_row])  # of equal rows, a stored one stands first
-        order = self.ranking.order(key, self.ranking.taken(stored.values, batch.rows))
+        order = self.ranking.order(key, pa.Table.from_batches([stored.values]), batch.rows)
         begins = np.flatnonzero(order.first)
         place = np.arange(1, len(order.rows) + 1) - begins[np.cumsum(order.first) - 1]
         in_list = place <= self.places
@@ -234,11 +235,11 @@ class Latest(OperatorFunction):
     ttl: Ttl | None  #: None if keys are remembered for ever
 
     @cached_property
-    def _state(self) -> TableSchema:
+    def state(self) -> TableSchema:
         return TableSchema.of(STATE_TABLE, self.key_types, with_until(self.value_types, self.ttl))
 
     def tables(self) -> Mapping[str, TableSchema]:
-        return {STATE_TABLE: self._state, **(Ends.tables(self.key_types) if self.ttl else {})}
+        return {STATE_TABLE: self.state, **(Ends.tables(self.key_types) if self.ttl else {})}
 
     def configuration(self) -> Mapping[str, str]:
         return {"operator": "latest", "ranking": self.ranking.definition}
@@ -253,27 +254,50 @@ class Latest(OperatorFunction):
 
     def _with_rows(self, batch: ShardInput, transaction: Transaction, ends: Ends | None) -> Iterator[pa.RecordBatch]:
         """Store and yield the rows that are newer than the stored ones."""
-        keys, by_key = batch.distinct_keys(self._state)
+        keys, by_key = batch.distinct_keys(self.state)
         batch.counts.keys += len(keys)
         found = transaction.get(STATE_TABLE, keys)
-        stored = np.flatnonzero(found.exists)
-        key = np.concatenate([stored, by_key.key_of_row])  # of equal rows, the stored one stands first
-        order = self.ranking.order(key, self.ranking.taken(take(found.values, stored), batch.rows))
-        newest = order.rows[order.first]
-        newest = newest[newest >= len(stored)]
-        if not len(newest):
+        stored = pa.Table.from_batches([take(found.values, np.flatnonzero(found.exists))])
+        # Of equal rows, the stored one stands first.
+        newest = self.ranking.newest(with_stored(by_key, found.exists), batch.rows, stored)
+        new = np.flatnonzero(newest < batch.rows.num_rows)
+        if not len(new):
             return
-        changed, rows = keys.take(key[newest]), take_rows(batch.rows.to_batches(), newest - len(stored))
+        changed, rows = keys.take(new), take_rows(batch.rows.to_batches(), newest[new])
         own = rows.select(self.value_types.names)
         values = own
         if self.ttl is not None and ends is not None:
             until = self.ttl.until(rows, batch.times)
-            before = found.values.column(UNTIL.name).take(pa.array(key[newest]))
+            before = found.values.column(UNTIL.name).take(pa.array(new))
             ends.move(changed, until_us(until), until_us(before))
             values = own.append_column(UNTIL, until)
         transaction.put(STATE_TABLE, changed, values)
         shown = shown_keys(changed, self.key_types) | dict(zip(own.schema.names, own.columns, strict=True))
         yield conform_output(pa.table(shown), self.output_types, batch.operator)
+
+
+@dataclass(frozen=True)
+class NewestRows:
+    """The `Combiner` of `Latest`."""
+
+    state: TableSchema
+    key_columns: tuple[str, ...]  #: Of the rows
+    ranking: Ranking
+
+    def received(self, sent: pa.Schema) -> pa.Schema:
+        return sent
+
+    def spread(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        return batches
+
+    def partial(self, rows: pa.Table) -> pa.Table:
+        return rows
+
+    def combined(self, rows: pa.Table) -> pa.Table:
+        shown = rows.select(self.key_columns).rename_columns(self.state.key.names)
+        keys = Keys.of(self.state, rows.column(HASH).combine_chunks().to_numpy(), shown.combine_chunks())
+        newest = self.ranking.newest(order_rows(keys.hashes, keys.columns), rows)
+        return rows.take(pa.array(newest))
 
 
 @dataclass(frozen=True)
@@ -289,21 +313,28 @@ class Ranking:
         pairs = zip(self.columns, self.ascending, strict=True)
         return ", ".join(f"{name} {'asc' if ascends else 'desc'}" for name, ascends in pairs)
 
-    def taken(self, stored: pa.RecordBatch, rows: pa.Table) -> pa.Table:
-        """Return the columns of stored rows and, behind them, of new ones."""
-        own = rows.select(self.columns)
-        new = [without_views(column).cast(storage_type(column.type)) for column in own.columns]
-        old = pa.Table.from_batches([stored.select(self.columns)])
-        return pa.concat_tables([old, pa.Table.from_arrays(new, schema=old.schema)])
+    def newest(self, order: RowOrder, *rows: pa.Table) -> IntArray:
+        """Return the row of each key that ranks first, given the order of rows by key: of equal ones the first."""
+        for column, ascends in zip(self._taken(*rows).columns, self.ascending, strict=True):
+            order = best_rows(order, comparable(column), largest=not ascends)
+        return order.rows[order.first]
 
-    def order(self, key: IntArray, rows: pa.Table) -> RowOrder:
+    def order(self, key: IntArray, *rows: pa.Table) -> RowOrder:
         """Return rows by key, then by rank. `key` is the number of each row's key."""
         signs = [1 if ascends else -1 for ascends in self.ascending]
-        by = [sign * ranks(rows.column(name)) for name, sign in zip(self.columns, signs, strict=True)]
+        by = [sign * ranks(column) for column, sign in zip(self._taken(*rows).columns, signs, strict=True)]
         order = np.lexsort([*reversed(by), key])
         first = np.ones(len(order), np.bool_)
         first[1:] = key[order[1:]] != key[order[:-1]]
         return RowOrder(order, first)
+
+    def _taken(self, *rows: pa.Table) -> pa.Table:
+        """Return the columns of several tables' rows, one behind the other."""
+        tables = []
+        for some in rows:
+            columns = [without_views(some.column(name)) for name in self.columns]
+            tables.append(pa.table([column.cast(storage_type(column.type)) for column in columns], [*self.columns]))
+        return pa.concat_tables(tables)
 
 
 #: What Spark shows with a place, or with a change.
@@ -425,4 +456,8 @@ def latest_rows(
     ranking = ranked.ranking(by, ascending=False)
     types = arrow_schema(output, "the output", keep_not_null=True)
     function = Latest(ranked.key_types, ranked.value_types, types, ranking, ranked.ttl)
-    return operator_plan(ranked.rows(function), output, checked_mode(outputMode), name, is_timed=ranked.is_timed)
+    rows = ranked.rows(function)
+    if not ranked.is_timed:  # else the newest row may be late, and the one before it not
+        columns = tuple(key.column for key in grouping.keys)
+        rows = replace(rows, combiner=NewestRows(function.state, columns, ranking))
+    return operator_plan(rows, output, checked_mode(outputMode), name, is_timed=ranked.is_timed)

@@ -44,8 +44,10 @@ from holdfast.spark_integration.operators.accumulators import (
 )
 from holdfast.spark_integration.operators.deduplication import DeduplicationByTime
 from holdfast.spark_integration.operators.sketches import Ranked, Registers
-from holdfast.spark_integration.operators.top import Emits, Latest, Ranking, Top
+from holdfast.spark_integration.operators.top import Emits, Latest, NewestRows, Ranking, Top
 from holdfast.spark_integration.shard.operator import ShardFunction
+from holdfast.spark_integration.transport.packed import BLOB, HASH, pack_rows, read_blob
+from holdfast.spark_integration.transport.routes import routes_of
 from holdfast.spark_integration.ttl.ends import Ttl
 from tests.unit.spark_integration.embedded_shard import FunctionShard
 
@@ -414,19 +416,32 @@ def test_the_first_rows_of_each_key(batches: list[Any], by: Any, places: int, em
             assert plain(one.stored("s.state"), "place") == plain(stored, "place")
 
 
-@given(BATCHES, BY)
-def test_the_newest_row_of_each_key(batches: list[Any], by: Any) -> None:
+@given(BATCHES, BY, st.booleans())
+def test_the_newest_row_of_each_key(batches: list[Any], by: Any, is_combined: bool) -> None:
+    """It is the same if a task sends no other."""
     ranking = Ranking(*by)
-    held: dict[Any, Row] = {}
-    with shard(latest(ranking), FilesystemBackend) as one:
+    function, held = latest(ranking), dict[Any, Row]()
+    combiner = NewestRows(function.state, ("item",), ranking)
+    with shard(function, FilesystemBackend) as one:
         for rows, watermark in rows_of(batches):
             before = dict(held)
             for item in {row["item"] for row in rows}:
                 own = [row for row in rows if row["item"] == item]
                 held[item] = ranked(ranking, [*([held[item]] if item in held else []), *own])[0]
             expected = [row for item, row in held.items() if before.get(item) is not row]
-            assert plain(one.run(table(rows), watermark)) == plain(expected)
+            sent = table(rows).append_column(HASH, pa.array([0] * len(rows), pa.int64()))
+            assert plain(one.run(combiner.combined(sent) if is_combined else sent, watermark)) == plain(expected)
             assert plain(one.stored("state")) == plain([*held.values()])
+
+
+def test_a_task_sends_the_newest_rows_of_keys_that_repeat() -> None:
+    ranking = Ranking(("level",), (False,))
+    rows = [dict.fromkeys(COLUMNS.names) | {"item": str(i % 10), "level": i, "id": i} for i in range(2000)]
+    sent = table(rows).append_column(HASH, pa.array([i % 10 for i in range(2000)]))
+    combiner = NewestRows(latest(ranking).state, ("item",), ranking)
+    (packed,) = pack_rows(sent.to_batches(), routes_of(1), None, None, combiner)
+    (blob,) = packed.column(BLOB).to_pylist()
+    assert sorted(read_blob(blob).column("id").to_pylist()) == [*range(1990, 2000)]
 
 
 @given(BATCHES, st.sampled_from([1, 7]), st.booleans())
