@@ -170,8 +170,11 @@ def _copied(value: Any) -> Any:
         is_flat = _PLAIN.issuperset(map(type, value.values()))
         return dict(value) if is_flat else {k: _copied(v) for k, v in value.items()}
     if isinstance(value, tuple):
-        copied = [_copied(v) for v in value]
-        return Row(*value.__fields__)(*copied) if hasattr(value, "__fields__") else tuple(copied)
+        if not hasattr(value, "__fields__"):
+            return tuple(map(_copied, value))
+        row = _new_row(map(_copied, value))
+        row.__fields__ = value.__fields__
+        return row
     if isinstance(value, memoryview) and value.itemsize > 1:  # numbers, of an array
         return value.tolist()
     if isinstance(value, (bytearray, memoryview)):

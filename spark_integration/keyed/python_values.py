@@ -58,11 +58,21 @@ def row_maker(*names: str) -> RowMaker:
 
     They behave as Spark's, except for ``type(row)``; copied and pickled rows are Spark's.
     """
+    return _maker(names, T.Row(*names))
+
+
+@cache
+def struct_maker(*names: str) -> RowMaker:
+    """Return a maker of rows as ``StructType.fromInternal`` makes them, whose ``__fields__`` is a list."""
+    return _maker(names, list(names))
+
+
+def _maker(names: tuple[str, ...], fields: Sequence[str]) -> RowMaker:
     at: Any = namedtuple("at", [f"column_{n}" for n in range(len(names))])  # type: ignore[misc]  # noqa: PYI024
     pairs = [*zip(names, map(partial(getattr, at), at._fields), strict=True)]
     # Of two columns of one name the first.
     own = {name: column for name, column in reversed(pairs) if not name.startswith("__") and not hasattr(T.Row, name)}
-    return partial(tuple.__new__, type("Row", (_ShownRow,), {**own, "__fields__": T.Row(*names), **_AS_SPARKS}))
+    return partial(tuple.__new__, type("Row", (_ShownRow,), {**own, "__fields__": fields, **_AS_SPARKS}))
 
 
 class _ShownRow(T.Row):
@@ -94,7 +104,7 @@ def to_python(column: pa.Array, data_type: T.DataType) -> list[Any]:
     if isinstance(data_type, T.StructType):
         parts = [to_python(c, f.dataType) for c, f in zip(column.flatten(), data_type, strict=True)]
         rows: Iterable[Any] = zip(*parts, strict=True) if parts else itertools.repeat((), len(column))
-        made = list(map(row_maker(*data_type.names), rows))
+        made = list(map(struct_maker(*data_type.names), rows))
     elif isinstance(data_type, T.ArrayType):
         made = _stretches(column, to_python(column.flatten(), data_type.elementType))
     elif isinstance(data_type, T.MapType):
@@ -162,7 +172,7 @@ def _stretches(column: pa.Array, flat: list[Any]) -> list[list[Any]]:
 def _as_key(value: Any) -> Any:
     """Return a value as a key of a dict, which neither a list nor a bytearray can be."""
     if isinstance(value, T.Row):
-        return row_maker(*value.__fields__)(map(_as_key, value))
+        return struct_maker(*value.__fields__)(map(_as_key, value))
     if isinstance(value, list):
         return tuple(map(_as_key, value))
     return bytes(value) if isinstance(value, bytearray) else value

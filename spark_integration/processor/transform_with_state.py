@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
-from pyspark.sql.types import Row, StructType
+from pyspark.sql.types import StructType
 
 from holdfast.backends.arrow.rows import IntArray, order_rows
 from holdfast.backends.column_names import ColumnChanges
@@ -44,7 +44,7 @@ from holdfast.mvcc import Transaction
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.keyed.frame_templates import by_templates
 from holdfast.spark_integration.keyed.frames import finished, note_key
-from holdfast.spark_integration.keyed.python_values import RowValues, StateValueError
+from holdfast.spark_integration.keyed.python_values import RowValues, StateValueError, struct_maker
 from holdfast.spark_integration.keyed.slabs import KeyOrder, at_once_of
 from holdfast.spark_integration.processor.exchange import Exchange, KeyTuple
 from holdfast.spark_integration.processor.handle import (
@@ -397,11 +397,11 @@ class _Calls:
         if timers is None:
             return
         given, schema = self._step.given_keys, self._step.key_schema
-        key_rows, make_key = RowValues(schema, "the keys"), Row(*[schema.names[at] for at in given])
+        key_rows, make_key = RowValues(schema, "the keys"), struct_maker(*[schema.names[at] for at in given])
         for due in chain.from_iterable(some.pieces(self.at_once) for some in timers.due(self._due_ms)):
             keys, places = _distinct(due)
             columns = key_rows.to_columns(keys.columns)
-            shown: list[KeyTuple] = [make_key(*key) for key in zip(*[columns[at] for at in given], strict=True)]
+            shown: list[KeyTuple] = list(map(make_key, zip(*[columns[at] for at in given], strict=True)))
             self._begin(keys)
             self._counts.keys += len(shown)
             self._counts.timers_due += len(due)

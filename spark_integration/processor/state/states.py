@@ -28,7 +28,7 @@ from holdfast.backends.arrow.rows import IntArray, take
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration.keyed.python_values import row_maker
+from holdfast.spark_integration.keyed.python_values import struct_maker
 from holdfast.spark_integration.processor.state.slab import CalledSlab, MissingSlab, SlabEntries, state_error
 from holdfast.spark_integration.processor.state.state_rows import State, StateRows, UserKeys
 from holdfast.spark_integration.processor.state.variable_tables import KINDS, table_of
@@ -164,7 +164,7 @@ class ProcessorMapState(MapState):
         self._user_keys = user_keys
         self._rows = rows
         self._slab: CalledSlab = slab
-        self._make_row = row_maker(*value_names)
+        self._make_row = struct_maker(*value_names)
         self._windows = SlabEntries(entries, slab)
         self._asked = AskedEntries(self._look_up)
         self.begin()

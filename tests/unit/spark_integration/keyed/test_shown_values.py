@@ -14,9 +14,19 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql.types import ArrayType, BinaryType, DataType, LongType, MapType, Row, StructType, TimestampType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    LongType,
+    MapType,
+    Row,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
-from holdfast.spark_integration.keyed.python_values import RowValues, plain, row_maker, to_python
+from holdfast.spark_integration.keyed.python_values import RowValues, plain, row_maker, struct_maker, to_python
 from tests.faults.elsewhere import finish, run_elsewhere
 from tests.tiers import cases
 from tests.time_zone import process_in
@@ -77,6 +87,9 @@ def test_a_row_is_sparks_in_all_that_a_function_sees(given_columns: list[tuple[s
     for sought in {name, *fields}:
         for what, use in uses_of(sought).items():
             assert done(use, row_maker(*fields)(values)) == done(use, Row(*fields)(*values)), what
+            # One in a state: Spark makes it of its schema's names, a list.
+            inner = StructType([StructField(field, LongType()) for field in fields]).fromInternal(values)
+            assert done(use, struct_maker(*fields)(values)) == done(use, inner), what
 
 
 def test_a_row_that_is_used_again_and_again_is_still_sparks() -> None:

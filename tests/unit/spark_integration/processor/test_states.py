@@ -226,6 +226,29 @@ def test_what_a_processor_does_to_what_it_gave_or_got_changes_nothing(tmp_path: 
     assert shard.each(["a"], change_what_was_read) == {"a": expected}
 
 
+def test_rows_from_state_have_their_names_in_a_list(tmp_path: Path) -> None:
+    """As Spark makes them of a schema: a function may compare ``row.__fields__`` with a list."""
+    schema = columns(inner=columns(x=LongType()))
+
+    def declare(handle: Any) -> tuple[Any, Any]:
+        return handle.getValueState("v", schema), handle.getMapState("m", N, schema)
+
+    def write(states: Any, _: Any, handle: Any) -> None:
+        states[0].update((Row(x=1),))
+        states[1].updateValue((1,), (Row(x=2),))
+        handle.registerTimer(5)
+
+    def names(states: Any, *_: Any) -> Any:
+        (inner,), entry = states[0].get(), states[1].getValue((1,))
+        return inner.__fields__, entry.__fields__, entry.inner.__fields__
+
+    shard = ProcessorShard(tmp_path / "shard", Scripted(declare), "EventTime")
+    shard.each(["a"], write)
+    assert shard.each(["a"], names) == {"a": repr((["x"], ["inner"], ["x"]))}
+    Scripted.expired = lambda _, key, *__: key.__fields__  # type: ignore[assignment]
+    assert shard.each([], names, now=10) == {"a@5": repr(["key"])}
+
+
 def test_an_unwritten_value_reads_as_the_store_will_give_it(tmp_path: Path) -> None:
     """A float column keeps 32 bits, at once and later."""
     schema = columns(f=FloatType(), n=IntegerType())
