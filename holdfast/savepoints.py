@@ -22,7 +22,6 @@ from holdfast.snapshotter.savepoints import savepoints as _stored
 from holdfast.snapshotter.savepoints.manifest import Savepoint
 from holdfast.snapshotter.savepoints.savepoints import Listed
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.copies import clone, drain, rescale
 from holdfast.spark_integration.savepoints.changes import Sources
 from holdfast.spark_integration.savepoints.creating import create, stop
@@ -77,19 +76,19 @@ def read(target: str | Path, name: str, options: Mapping[str, str] = _NO_OPTIONS
     CorruptionError
         Its manifest is damaged.
     """
-    with open_storage(str(target), parse_storage_options(options)) as storage:
+    with open_storage(str(target), options) as storage:
         return _stored.read_savepoint(storage, name)
 
 
 def listed(target: str | Path, options: Mapping[str, str] = _NO_OPTIONS) -> list[Listed]:
     """Return a directory's savepoints by name, including unfinished and damaged ones; see `read`."""
-    with open_storage(str(target), parse_storage_options(options)) as storage, ThreadPoolExecutor(_THREADS) as threads:
+    with open_storage(str(target), options) as storage, ThreadPoolExecutor(_THREADS) as threads:
         return _stored.list_savepoints(storage, threads)
 
 
 def verify(target: str | Path, name: str, options: Mapping[str, str] = _NO_OPTIONS) -> list[str]:
     """Read a whole savepoint and return the damage, empty if it can be restored; see `read`."""
-    with open_storage(str(target), parse_storage_options(options)) as storage, ThreadPoolExecutor(_THREADS) as threads:
+    with open_storage(str(target), options) as storage, ThreadPoolExecutor(_THREADS) as threads:
         return _stored.verify_savepoint(storage, _stored.read_savepoint(storage, name), threads)
 
 
@@ -99,7 +98,7 @@ def leftovers(target: str | Path, name: str, options: Mapping[str, str] = _NO_OP
     Repeated tasks left them, or failed attempts at a savepoint of this name. They harm no restore, and are deleted with
     the savepoint; if you read the folder without `read` or `load`, leave them out.
     """
-    with open_storage(str(target), parse_storage_options(options)) as storage:
+    with open_storage(str(target), options) as storage:
         savepoint = _stored.read_savepoint(storage, name)
         return _stored.unnamed_keys(_stored.savepoint_folder(storage, name).list(""), savepoint)
 
@@ -134,10 +133,9 @@ def diff(
     NotFoundError, CorruptionError
         One of them is missing or damaged.
     """
-    parsed = parse_storage_options(options)
     with (
-        open_storage(str(target), parsed) as storage,
-        open_storage(str(other_target or target), parsed) as other_storage,
+        open_storage(str(target), options) as storage,
+        open_storage(str(other_target or target), options) as other_storage,
     ):
         before, after = (
             Side(_stored.read_savepoint(at, one), _stored.savepoint_folder(at, one))
@@ -154,5 +152,5 @@ def delete(target: str | Path, name: str, options: Mapping[str, str] = _NO_OPTIO
     NotFoundError
         There is none of this name.
     """
-    with open_storage(str(target), parse_storage_options(options)) as storage:
+    with open_storage(str(target), options) as storage:
         return _stored.delete_savepoint(storage, name)

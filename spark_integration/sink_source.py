@@ -39,7 +39,6 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.settings import PREFIX, RETAINED, SINK_PREFIX, STORAGE_PREFIX, Settings
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.shard.task import BATCH_PROPERTY
 from holdfast.spark_integration.sinks.coordinator import Coordinator
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
@@ -125,7 +124,7 @@ class SourceOptions:
 
     def open_location(self) -> ObjectStorage:
         """Open the storage of Spark's checkpoint location, which the caller closes."""
-        return open_storage(self.location, parse_storage_options(self._parsed.storage_values(self.settings)))
+        return open_storage(self.location, self._parsed.storage_values(self.settings))
 
     @cached_property
     def _parsed(self) -> Settings:

@@ -39,7 +39,6 @@ from holdfast.examples.flights.totals import OPERATOR, running_totals
 from holdfast.settings import STORAGE_PREFIX
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.java import ensure_java
 
 if TYPE_CHECKING:
@@ -262,7 +261,7 @@ def storage_values(job: Job) -> dict[str, str]:
 
 def stored(job: Job) -> ObjectStorage:
     """Open what is stored below the job's state directory."""
-    return open_storage(job.state_dir, parse_storage_options(storage_values(job)))
+    return open_storage(job.state_dir, storage_values(job))
 
 
 def encode(job: Job) -> bytes:

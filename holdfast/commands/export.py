@@ -34,7 +34,6 @@ from holdfast.settings import PREFIX
 from holdfast.snapshotter.savepoints.savepoints import find_savepoint
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.lookup.places import (
     find_places,
     find_state_dir,
@@ -142,7 +141,7 @@ def export(
     else:
         with (
             found.place.open() as storage,
-            open_storage(target, parse_storage_options(options)) as to,
+            open_storage(target, options) as to,
             items_shown("rows", None) as on_rows,
         ):
             runs = ((part.shard, run) for part in found.parts() for run, _ in found.rows(storage, part))
@@ -157,7 +156,7 @@ def _found(what: ReadOptions, kind: str) -> tuple[ReadableTable, ShownTable]:
         table = find_table(what)
     except NotFoundError:
         if what.state_dir is None:
-            with open_storage(what.path, parse_storage_options(what.storage)) as location:
+            with open_storage(what.path, what.storage) as location:
                 require_no_state_directory(location)
         raise
     shown = ShownTable.of(table.schema, what.columns)
@@ -179,9 +178,8 @@ def _frame(spark: SparkSession, what: ReadOptions) -> DataFrame:
 def places_of_query(context: click.Context, options: Mapping[str, str]) -> tuple[str, str] | None:
     """Return the places of LOCATION's query; None for a savepoint, even if HOLDFAST_STATE_DIR is set."""
     location, state_dir, operator = (context.params[name] for name in ("location", "state_dir", "operator"))
-    parsed = parse_storage_options(options)
     is_given = context.get_parameter_source("state_dir") is ParameterSource.COMMANDLINE
-    query_id = None if is_given else query_at(location, parsed)
+    query_id = None if is_given else query_at(location, options)
     if operator is None and (is_given or query_id is not None):
         raise InvalidArgumentError(
             "this is a query's location, not a savepoint: name the operator with --operator", location=location
@@ -189,9 +187,9 @@ def places_of_query(context: click.Context, options: Mapping[str, str]) -> tuple
     if state_dir is not None and (is_given or query_id is not None):
         return both_places(location, state_dir, options, operator)
     if query_id is not None:
-        return location, find_state_dir(location, parsed, query_id)
-    is_named = operator is not None and not _is_savepoint(location, parsed)
-    return find_places(location, parsed, operator) if is_named else None
+        return location, find_state_dir(location, options, query_id)
+    is_named = operator is not None and not _is_savepoint(location, options)
+    return find_places(location, options, operator) if is_named else None
 
 
 def _is_savepoint(location: str, options: Mapping[str, object]) -> bool:

@@ -30,11 +30,10 @@ from holdfast.health import (
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.snapshotter.ownership.queries import find_noted, find_origin
 from holdfast.snapshotter.sink_log import SinkState, StoredSink
-from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing, StateSizes
 from holdfast.spark_integration.client.connection import recent_batches
 from holdfast.spark_integration.lookup.places import find_state_dir, location_of, query_at
-from holdfast.spark_integration.lookup.stored_query import opened_query
+from holdfast.spark_integration.lookup.stored_query import open_query
 from holdfast.spark_integration.spark_state.query_location import LoggedTimes
 
 _KINDS = ("commit", "snapshot", "part", "probe", "trouble", "unknown")
@@ -97,10 +96,9 @@ def inspect(
 
 def _places(url: str, location: str | None, options: Mapping[str, str]) -> tuple[str, str | None]:
     """Return the state directory, and the query's location if that was named in its place."""
-    parsed = parse_storage_options(options)
-    if location is None and (query_id := query_at(url, parsed)) is not None:
+    if location is None and (query_id := query_at(url, options)) is not None:
         with suppress(HoldfastError):  # nothing has its state yet: whoever opens it says so
-            return find_state_dir(url, parsed, query_id), url
+            return find_state_dir(url, options, query_id), url
     return url, location
 
 
@@ -121,7 +119,7 @@ class _NotedLogs:
             noted = find_noted(states, query_id)
             if noted is not None:
                 self.locations[query_id] = noted.location
-                location = location_of(noted, states, parse_storage_options(self._options))
+                location = location_of(noted, states, self._options)
                 found = _logs(self._target, location, self._options, (query_id,))
                 self.logs.update((one, times) for one, times in found.items() if one == query_id)
         except HoldfastError as exc:
@@ -139,7 +137,7 @@ def _logs(
     target: StateDirectory, location: str, options: Mapping[str, str], known: Container[str]
 ) -> dict[str, list[LoggedTimes]]:
     """Return Spark's log of a query under the query id of its state; a clone has its original's state."""
-    with opened_query(location, target.storage.url, parse_storage_options(options)) as query:
+    with open_query(location, target.storage.url, options) as query:
         origin = find_origin(target.storage, query.query_id)
         times = of_its_own(query.times(), origin)
         owner = origin.state_id if origin else query.query_id

@@ -36,10 +36,9 @@ from holdfast.commands.target import (
     with_options,
 )
 from holdfast.errors import InvalidArgumentError
-from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.lookup.keys import parse_pairs
 from holdfast.spark_integration.lookup.query_pointers import KeyVersion
-from holdfast.spark_integration.lookup.stored_query import StoredQuery, TableChanges, opened_query
+from holdfast.spark_integration.lookup.stored_query import StoredQuery, TableChanges, open_query
 
 #: A cell that begins with one of these is a formula to a spreadsheet.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")  # noqa: RUF001
@@ -72,7 +71,7 @@ _on_key = with_options(
 
 def _opened(given: str, operator: str, state_dir: str | None, options: Mapping[str, str]) -> StoredQuery:
     """Open the query at a checkpoint location, or the one that has an operator in a state directory."""
-    return opened_query(*both_places(given, state_dir, options, operator), parse_storage_options(options))
+    return open_query(*both_places(given, state_dir, options, operator), options)
 
 
 @click.command()

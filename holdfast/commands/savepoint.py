@@ -33,7 +33,7 @@ from holdfast.savepoints import Listed, Savepoint, TableDifference
 from holdfast.settings import PREFIX
 from holdfast.snapshotter.savepoints.savepoints import find_objects, require_free
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.options import parse_storage_options, parse_url
+from holdfast.snapshotter.storage.options import parse_url
 from holdfast.spark_integration.copies import copy, rescale_with
 from holdfast.spark_integration.lookup.places import require_query
 from holdfast.spark_integration.savepoints.changes import Changes
@@ -134,8 +134,8 @@ def from_spark(
     """
     names, functions, durations = _names(operators), _aggregates(aggregates), _windows(windows)
     # What is wrong with the places is said before Spark starts, which takes half a minute.
-    require_query(checkpoint_location, parse_storage_options(options))
-    with open_storage(checkpoint_location, parse_storage_options(options)) as storage:
+    require_query(checkpoint_location, options)
+    with open_storage(checkpoint_location, options) as storage:
         _require_free(target, name, options)
         require_sparks_own(storage, QueryLocation(storage).batch(batch_id).batch_id)
     with started_spark(None, options, conf) as spark:
@@ -164,7 +164,7 @@ def from_spark(
 
 def _require_free(target: str, name: str, options: dict[str, str]) -> None:
     """Raise ConflictError if there is a savepoint of this name: at once, not when Spark has started."""
-    with open_storage(target, parse_storage_options(options)) as storage:
+    with open_storage(target, options) as storage:
         require_free(storage, name)
 
 
@@ -284,9 +284,8 @@ def restore(
     """
     names = pairs(rename, "--rename", "OLD=NEW"), frozenset(skip), frozenset(reset)
     changes = Changes(shards, partitions, *names, sources, {}, continue_sinks)
-    parsed = parse_storage_options(options)
-    saved = Restorable.read(url, name, parsed, changes)
-    require_new_location(checkpoint_location, parsed)  # before a Spark starts
+    saved = Restorable.read(url, name, options, changes)
+    require_new_location(checkpoint_location, options)  # before a Spark starts
     query_id = in_process_or_spark(
         state_dir, options, conf, lambda tasks: restore_with(tasks, saved, checkpoint_location)
     )
@@ -304,7 +303,7 @@ def say_new_query(
     as_json: bool,
 ) -> None:
     """Say how to start the new query."""
-    shards = shards_to_set(state_dir, parse_storage_options(options), query_id)
+    shards = shards_to_set(state_dir, options, query_id)
     if as_json:
         places = {"checkpoint_location": checkpoint_location, "state_dir": state_dir, "shards_to_set": shards}
         click.echo(json.dumps({"name": name, "query_id": query_id, **places}))
@@ -425,7 +424,7 @@ def delete(url: str, name: str, yes: bool, options: dict[str, str], as_json: boo
     if not yes and as_json:
         raise InvalidArgumentError("cannot ask for confirmation here: pass --yes to delete")
     if not yes:
-        with open_storage(url, parse_storage_options(options)) as storage:
+        with open_storage(url, options) as storage:
             held = len(find_objects(storage, name))
         if held:
             click.confirm(f"Delete the savepoint {name} in {url}, {counted(held, 'object')}?", abort=True)
@@ -536,7 +535,7 @@ def rescale(
     """
     changes = Changes(shards, partitions, pairs(rename, "--rename", "OLD=NEW"), continue_sinks=continue_sinks)
     original, state_dir = both_places(original, state_dir, options)
-    require_new_location(checkpoint_location, parse_storage_options(options))
+    require_new_location(checkpoint_location, options)
     query_id = in_process_or_spark(
         state_dir,
         options,
@@ -575,7 +574,7 @@ def clone(
     the clone its own sinks: it runs beside the original, so it cannot continue them. This process copies; with --conf,
     Spark does. If the command is interrupted, run it again.
     """
-    require_new_location(checkpoint_location, parse_storage_options(options))
+    require_new_location(checkpoint_location, options)
     original, state_dir = both_places(original, state_dir, options)
     places = original, checkpoint_location
     query_id = in_process_or_spark(

@@ -23,7 +23,6 @@ from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.settings import PREFIX, STORAGE_PREFIX
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import ShardListing, StateDirListing, list_state_dir
 
@@ -64,13 +63,13 @@ class StateDirectory:
 
 def _named(given: Iterable[str], given_by: str) -> dict[str, str]:
     """Return options by name. Raises `InvalidArgumentError` if one is not NAME=VALUE."""
-    parsed = {}
+    options = {}
     for position, text in enumerate(given, 1):
         name, separator, value = text.partition("=")
         if not name or not separator:  # not shown: it may be a secret
             raise InvalidArgumentError("a storage option must be NAME=VALUE", given_by=given_by, number=position)
-        parsed[name.removeprefix(STORAGE_PREFIX)] = value
-    return parsed
+        options[name.removeprefix(STORAGE_PREFIX)] = value
+    return options
 
 
 #: Gives a command the options of the storage.
@@ -150,10 +149,9 @@ def both_places(
     """Return a query's checkpoint location and its state directory, either of which may be given alone."""
     from holdfast.spark_integration.lookup.places import places_of, require_query
 
-    parsed = parse_storage_options(options)
-    location, found = places_of(given, state_dir, parsed, operator)
+    location, found = places_of(given, state_dir, options, operator)
     if state_dir is not None and location == given:  # else it was checked
-        require_query(location, parsed)
+        require_query(location, options)
     return location, found
 
 
@@ -179,7 +177,7 @@ def opened(url: str, options: Mapping[str, str], operator: str | None) -> Iterat
     if operator == "":  # as from a variable that is not set: all operators are not what was meant
         raise InvalidArgumentError("--operator must name an operator: omit it for all of them")
     with (
-        open_storage(url, parse_storage_options(options)) as storage,
+        open_storage(url, options) as storage,
         side_by_side() as executor,
     ):
         try:
@@ -194,12 +192,11 @@ def _require_no_location(url: str, options: Mapping[str, str]) -> None:
     """Raise InvalidArgumentError if the URL is a query's checkpoint location instead of its state directory."""
     from holdfast.spark_integration.lookup.places import find_state_dir, query_at
 
-    parsed = parse_storage_options(options)
-    query_id = query_at(url, parsed)
+    query_id = query_at(url, options)
     if query_id is None:
         return
     try:
-        where = f"its state directory is {find_state_dir(url, parsed, query_id)}"
+        where = f"its state directory is {find_state_dir(url, options, query_id)}"
     except HoldfastError as exc:
         where = f"its state directory cannot be determined: {exc}"
     raise InvalidArgumentError(

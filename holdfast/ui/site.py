@@ -27,7 +27,6 @@ from holdfast.snapshotter.ownership.queries import QueryOrigin, find_noted
 from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.upkeep.catalogue import StateSizes
 from holdfast.spark_integration.client.connection import over_executors, recent_batches
 from holdfast.spark_integration.client.messages import RecentBatch
@@ -440,21 +439,21 @@ def open_site(
     named: list[Directory] = []
 
     def add(url: str) -> None:
-        storage = stack.enter_context(open_storage(url, parse_storage_options(options)))
+        storage = stack.enter_context(open_storage(url, options))
         if all(one.storage.url != storage.url for one in named):
             named.append(replace(Directory.of(len(named), storage, requests, surveys), location=url))
 
     for url in urls:
         add(url)
     surveys_of = _surveyed(named)
-    for found in [*_noted_locations(named, surveys_of, parse_storage_options(options), requests)]:
+    for found in [*_noted_locations(named, surveys_of, options, requests)]:
         add(found)
     surveys_of += _surveyed(named[len(surveys_of) :])
     if state_dir and all(one.query_id or one.is_empty for one in surveys_of):
         add(state_dir)
         named[-1].surveyor.latest(_UNLIMITED)
     elif all(one.query_id for one in surveys_of):
-        for found in [find_state_dir(one.location, parse_storage_options(options)) for one in named]:
+        for found in [find_state_dir(one.location, options) for one in named]:
             add(found)
             named[-1].surveyor.latest(_UNLIMITED)
 

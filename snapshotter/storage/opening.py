@@ -8,15 +8,15 @@ from types import MappingProxyType
 from holdfast.distribution import pip_install
 from holdfast.errors import InvalidArgumentError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.snapshotter.storage.options import parse_url
+from holdfast.snapshotter.storage.options import parse_storage_options, parse_url
 
 _NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
 
 
 def open_storage(url: str, options: Mapping[str, object] = _NO_OPTIONS) -> ObjectStorage:
-    """Open the storage that a URL names, without contacting it; `options` as `parse_storage_options` returns them."""
+    """Open the storage that a URL names, without contacting it; `options` as of `parse_storage_options`."""
     # Imported here: botocore and fsspec cost a tenth of a second that local users need not pay.
-    parsed = parse_url(url)
+    parsed, options = parse_url(url), parse_storage_options(options)
     scheme, prefix = parsed.scheme, parsed.path.removeprefix("/")
     if scheme == "file":
         from holdfast.snapshotter.storage.local import LocalStorage

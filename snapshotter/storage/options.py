@@ -78,10 +78,10 @@ _HOST = re.compile(rf"(?:{_IPV6}|[^:]*)(?::[0-9]*)?")
 _S3 = ("s3", "s3a")
 
 
-def parse_storage_options(flat: Mapping[str, str]) -> dict[str, object]:
-    """Return the options for `open_storage` from a flat mapping of strings, without Spark's prefix; a dot nests."""
+def parse_storage_options(given: Mapping[str, object]) -> dict[str, object]:
+    """Return options, named without Spark's prefix, as file systems take them: a dot nests, and text gets its type."""
     nested: dict[str, object] = {}
-    for name, text in flat.items():
+    for name, value in given.items():
         *parts, last = name.split(".")
         if not all((*parts, last)):
             raise InvalidArgumentError("storage option has an empty part in its name", option=name)
@@ -90,7 +90,7 @@ def parse_storage_options(flat: Mapping[str, str]) -> dict[str, object]:
             group = group.setdefault(part, {}) if isinstance(group, dict) else None
         if not isinstance(group, dict) or last in group:
             raise InvalidArgumentError("storage option is both a value and a group", option=name)
-        group[last] = _typed(name, text)
+        group[last] = _typed(name, value) if isinstance(value, str) else value
     return nested
 
 

@@ -38,7 +38,6 @@ from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError
 from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.version_reader import no_rows
 from holdfast.spark_integration.lookup.keys import as_table, keys_of, same_rows
 from holdfast.spark_integration.lookup.places import places_of
@@ -579,11 +578,7 @@ def open_query(
     >>> with holdfast.open_query("s3://bucket/queries/totals") as query:
     ...     query.get("totals", {"user": "ann"})["state"].to_pylist()
     """
-    return opened_query(location, state_dir, parse_storage_options(dict(options or {})))
-
-
-def opened_query(location: str | Path, state_dir: str | Path | None, options: Mapping[str, object]) -> StoredQuery:
-    """Open the state of a query with what `parse_storage_options` returned; raises the errors of `open_query`."""
+    options = options or {}
     location, state_dir = places_of(location, state_dir, options)
     opened = open_storage(location, options)
     try:

@@ -29,7 +29,6 @@ from holdfast import clock
 from holdfast.errors import HoldfastError
 from holdfast.snapshotter.ownership.queries import NotedLocation, note_location
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.shard.news import AtWork, News, NewsParam, packed
 from holdfast.spark_integration.spark_state.running_query import running_location
 
@@ -109,8 +108,7 @@ class Noter:
             noted, noted_ms = self._noted.get(query, (None, 0))
             if location is None or (location == noted and now_ms - noted_ms < _REST_MS):
                 return
-            options = parse_storage_options(self.options.get(query.state_dir, {}))
-            with open_storage(query.state_dir, options) as storage:
+            with open_storage(query.state_dir, self.options.get(query.state_dir, {})) as storage:
                 note_location(storage, NotedLocation(query.state_id, query.query_id, location, socket.gethostname()))
             self._noted[query] = location, now_ms
         except (HoldfastError, RuntimeError) as exc:  # the latter of threads, when the program ends

@@ -31,7 +31,6 @@ from holdfast.backends.registry import backend_names, find_backend
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import Settings
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.executor.processes import ProcessId, place_of
 from holdfast.spark_integration.plan.noting import news_of
 from holdfast.spark_integration.spark_versions import is_classic, is_on, require_fitting_arrow
@@ -58,7 +57,7 @@ def checked_settings(df: DataFrame, stacklevel: int) -> Settings:
         require_fitting_arrow(pa.__version__)
     if settings.state_dir is not None and not is_remote:
         # So that unknown schemes and options fail at definition; a client may lack the packages and credentials.
-        open_storage(settings.state_dir, parse_storage_options(settings.storage_values(configuration))).close()
+        open_storage(settings.state_dir, settings.storage_values(configuration)).close()
     if settings.state_dir is None and df.isStreaming:
         warnings.warn(
             "this query's state is not durable: losing an executor loses its state, and the query fails; set "

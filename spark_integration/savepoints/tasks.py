@@ -19,7 +19,6 @@ from holdfast.settings import PREFIX, Settings
 from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.savepoints.new_query import FirstState, NewQuery, partitions_of
 from holdfast.spark_integration.shard.task import io_executor, storage_at
@@ -134,14 +133,14 @@ def failed(facts: Mapping[str, Any], error: HoldfastError) -> dict[str, Any]:
     return {"operator": facts["operator"], "shard": facts["shard"], "error": f"{type(error).__name__}: {error}"}
 
 
-def settings_of(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
+def settings_of(spark: SparkSession) -> tuple[Settings, dict[str, str]]:
     """Return the settings of a session, and the options of its storage."""
     configuration = dict(spark.conf.getAll)
     settings = Settings.parse(configuration, backend_names())
-    return settings, parse_storage_options(settings.storage_values(configuration))
+    return settings, settings.storage_values(configuration)
 
 
-def configured(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
+def configured(spark: SparkSession) -> tuple[Settings, dict[str, str]]:
     """Return the settings and options of a session that needs a state directory."""
     settings, options = settings_of(spark)
     if settings.state_dir is None:
@@ -187,8 +186,7 @@ class OwnProcess:
         on_shard: Callable[[int], object],
     ) -> None:
         self.settings = Settings.parse({f"{PREFIX}state.dir": state_dir}, backend_names())
-        self.options = parse_storage_options(options)
-        self._executor, self._at_once, self._on_shard = executor, at_once, on_shard
+        self.options, self._executor, self._at_once, self._on_shard = options, executor, at_once, on_shard
 
     def versions(self) -> dict[str, str]:
         """Return the releases involved, without Spark's."""

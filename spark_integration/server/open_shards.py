@@ -21,7 +21,6 @@ from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError, 
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.storage.wrappers import Bandwidth, LimitedStorage
 from holdfast.spark_integration.client.messages import Committed, ShardAddress
 from holdfast.spark_integration.executor.takeover import open_backend
@@ -258,9 +257,7 @@ class DurableLogs:
     def __init__(
         self,
         new_threads: Callable[[], Executor],
-        open_at: Callable[[str, dict[str, str]], ObjectStorage] = lambda url, options: open_storage(
-            url, parse_storage_options(options)
-        ),
+        open_at: Callable[[str, dict[str, str]], ObjectStorage] = open_storage,
         now_ms: Callable[[], int] = clock.now_ms,
     ) -> None:
         self._new_threads = new_threads

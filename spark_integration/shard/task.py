@@ -35,7 +35,7 @@ from holdfast.settings import PREFIX, STORAGE_PREFIX, Settings
 from holdfast.snapshotter.fields import QUERY_ID
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.options import CREDENTIALS, parse_storage_options
+from holdfast.snapshotter.storage.options import CREDENTIALS
 from holdfast.spark_integration.executor.processes import STORAGES, kept_per_process
 from holdfast.spark_integration.spark_versions import state_partitions
 
@@ -144,7 +144,7 @@ def storage_at(url: str, settings: Settings) -> ObjectStorage:
 @kept_per_process(STORAGES)
 def kept_storage(url: str, options: tuple[tuple[str, str], ...]) -> ObjectStorage:
     """Return this process's storage for a URL and options; it is never closed."""
-    return open_storage(url, parse_storage_options(dict(options)))
+    return open_storage(url, dict(options))
 
 
 @kept_per_process(1)

@@ -19,7 +19,7 @@ from holdfast.settings import PREFIX, SINK_PREFIX, STORAGE_PREFIX, Settings
 from holdfast.snapshotter.sink_log import checked_sink
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.options import CREDENTIALS, parse_storage_options
+from holdfast.snapshotter.storage.options import CREDENTIALS
 from holdfast.spark_integration.executor.processes import ProcessId
 from holdfast.spark_integration.shard.task import QUERY_PROPERTY
 from holdfast.spark_integration.sinks.coordinator import Coordinator
@@ -244,4 +244,4 @@ def decisions_storage(settings: Settings, configuration: Mapping[str, str]) -> O
         raise InvalidArgumentError(
             f"a sink needs a place for its decisions: set {PREFIX}state.dir to a directory that outlives the query"
         )
-    return open_storage(settings.state_dir, parse_storage_options(settings.storage_values(configuration)))
+    return open_storage(settings.state_dir, settings.storage_values(configuration))

@@ -15,7 +15,7 @@ from holdfast.settings import STORAGE_PREFIX
 from holdfast.snapshotter.storage.options import parse_url
 from holdfast.spark_integration.lookup.keys import as_table, key_option, shards_option
 from holdfast.spark_integration.lookup.query_pointers import Key
-from holdfast.spark_integration.lookup.stored_query import opened_query
+from holdfast.spark_integration.lookup.stored_query import open_query
 from holdfast.spark_integration.savepoints.tasks import configured
 from holdfast.spark_integration.state_source.source import NAME, StateSource, columns_option, storage_options
 from holdfast.spark_integration.worker_python import require_worker_python
@@ -80,7 +80,7 @@ def read_state(
     instead, which executors read.
     """
     settings, options = configured(spark)
-    with opened_query(checkpoint_location, settings.state_dir, options) as query:
+    with open_query(checkpoint_location, settings.state_dir, options) as query:
         if keys is not None:
             return query.get(operator, keys, table=table, batch_id=batchId).popitem()[1]
         schema, shards = query.rows(operator, table, batch_id=batchId, at_once=_SHARDS_AT_ONCE)
@@ -147,7 +147,7 @@ def state(
     first, last = _range(batchId, readChangeFeed, changeStartBatchId, changeEndBatchId)
     settings, options = configured(spark)
     assert settings.state_dir is not None
-    with opened_query(checkpoint_location, settings.state_dir, options) as query:
+    with open_query(checkpoint_location, settings.state_dir, options) as query:
         found = query.operator(operator, last)
     given = {"operator": operator, "stateDir": settings.state_dir, "batchId": str(found.batch_id), "table": table}
     if first is not None:

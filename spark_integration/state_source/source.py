@@ -58,14 +58,14 @@ from holdfast.snapshotter.savepoints.manifest import Piece
 from holdfast.snapshotter.savepoints.savepoints import read_piece, read_savepoint, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.options import CREDENTIALS, parse_storage_options
+from holdfast.snapshotter.storage.options import CREDENTIALS
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import Headers, list_state_dir
 from holdfast.snapshotter.version_reader import read_tables
 from holdfast.spark_integration.executor.takeover import working_directory
 from holdfast.spark_integration.lookup.keys import ShardRanges, free_name, keys_of, parse_key, shown_columns
 from holdfast.spark_integration.lookup.query_pointers import StoredOperator
-from holdfast.spark_integration.lookup.stored_query import opened_query
+from holdfast.spark_integration.lookup.stored_query import open_query
 from holdfast.spark_integration.processor.state.variable_tables import find_shown, grouping_columns
 from holdfast.spark_integration.savepoints.restoring_shards import HashRange
 from holdfast.spark_integration.shard.pointer_row import PointerRow
@@ -110,7 +110,7 @@ class StoragePlace:
     options: Mapping[str, str] = field(repr=False)
 
     def open(self) -> ObjectStorage:
-        return open_storage(self.url, parse_storage_options(self.options))
+        return open_storage(self.url, self.options)
 
     def without_credentials(self) -> StoragePlace:
         """Return the place without credentials, to send to tasks."""
@@ -404,7 +404,7 @@ class QueryTable:
         if options.operator is None or options.state_dir is None:
             raise InvalidArgumentError("a query's state needs the options operator and stateDir: see holdfast.state")
         place = StoragePlace(options.state_dir, options.storage)
-        with opened_query(options.path, place.url, parse_storage_options(options.storage)) as query:
+        with open_query(options.path, place.url, options.storage) as query:
             operator = query.operator(options.operator, options.batch_id)
         with place.open() as storage:
             stored = {name: stored_tables(storage, read_operator(storage, name)) for name in operator.pointers}

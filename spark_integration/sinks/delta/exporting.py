@@ -25,7 +25,6 @@ from holdfast.errors import ConflictError, HoldfastError, NotFoundError
 from holdfast.settings import Settings
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.shard.task import storage_at
 from holdfast.spark_integration.sinks.delta.commits import delta_schema
 from holdfast.spark_integration.sinks.delta.partitions import statistics
@@ -76,7 +75,7 @@ def require_new_table(url: str, options: Mapping[str, str], schema: pa.Schema) -
 
 @contextmanager
 def _new_table(url: str, options: Mapping[str, str]) -> Iterator[tuple[KeptTable, ObjectStorage]]:
-    with open_storage(url, parse_storage_options(options)) as storage:
+    with open_storage(url, options) as storage:
         # A local one by its path, as deltalake wants it.
         table = KeptTable(storage.url.removeprefix("file://")).with_options(options)
         held = next((info.key for info in storage.list("")), None)

@@ -38,7 +38,7 @@ from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.fields import DIGEST, Stored, refuse
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.options import parse_storage_options, parse_url
+from holdfast.snapshotter.storage.options import parse_url
 from holdfast.spark_integration.shard.task import io_executor
 from holdfast.spark_integration.sinks.files.location import FOLDER, check_columns, claim, read_file, writers_at
 from holdfast.spark_integration.sinks.files.sink import (
@@ -84,7 +84,7 @@ def read_parquet(
         A manifest or a file is damaged.
     """
     url = str(parse_url(url))
-    with open_storage(url, parse_storage_options(options or {})) as storage:
+    with open_storage(url, options or {}) as storage:
         there, files = _listed(storage)
         wanted = there.names if columns is None else list(columns)
         unknown = [name for name in wanted if name not in there.names]
@@ -114,7 +114,7 @@ def parquet_files(url: str | os.PathLike[str], *, options: Mapping[str, str] | N
     `url`, `options`: as for `read_parquet`.
     """
     url = str(parse_url(url))
-    with open_storage(url, parse_storage_options(options or {})) as storage:
+    with open_storage(url, options or {}) as storage:
         _, files = _listed(storage)
     names = map(file_name, files["attempt"].to_pylist(), files["number"].to_pylist())
     return [f"{url}/{DATA}/{name}" for name in names]

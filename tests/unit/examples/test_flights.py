@@ -36,7 +36,6 @@ from holdfast.examples.flights.starts import Start, StartWatch, note_session
 from holdfast.examples.stateful import deduplication, fraud, top_bids
 from holdfast.examples.stateful import sessions as stateful_sessions
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.processor.exchange import RowExchange
 from holdfast.spark_integration.processor.handle import PickledProcessor, declaration_of
 from holdfast.spark_integration.processor.transform_with_state import TransformWithState
@@ -295,7 +294,7 @@ def test_a_decision_without_a_commit_is_seen_in_a_real_sink(tmp_path: Path) -> N
     rows, handles = results(), []
 
     def checkpoint() -> object:
-        return open_storage(str(tmp_path / "state"), parse_storage_options({}))
+        return open_storage(str(tmp_path / "state"), {})
 
     for batch in (0, 1):
         table = pa.Table.from_pandas(rows[rows["batch"] == batch], preserve_index=False)
@@ -305,7 +304,7 @@ def test_a_decision_without_a_commit_is_seen_in_a_real_sink(tmp_path: Path) -> N
         for part in table.to_batches():
             transaction.write(part)
         handles.append(transaction.prepare())
-        with open_storage(str(tmp_path / "state"), parse_storage_options({})) as storage:
+        with open_storage(str(tmp_path / "state"), {}) as storage:
             sink_logs.decide(storage, place.name, query.query_id, batch, handles[-1], rows=table.num_rows)
         if batch == 0:
             sink.commit(query, 0, handles)
