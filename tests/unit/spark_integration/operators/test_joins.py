@@ -13,14 +13,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from holdfast.backends.run import Keys
 from holdfast.spark_integration import timers
 from holdfast.spark_integration.operators import joins
 from holdfast.spark_integration.operators.joins import AT, IS_LEFT, AsofJoin, Join, JoinSide, KeyedTimes, Near, Sides
 from holdfast.spark_integration.operators.places import Places
 from holdfast.spark_integration.processor.state.variable_tables import JOINED_LEFT, JOINED_RIGHT, LATEST_RIGHT
+from holdfast.spark_integration.tables.entry_rows import Entries, EntryRows
 from holdfast.spark_integration.timers import KeysAtOnce
 from tests.unit.spark_integration.embedded_shard import FunctionShard
 
@@ -42,9 +44,16 @@ HOW = ["inner", "left", "right", "full"]
 
 @pytest.fixture(autouse=True)
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is over goes in several turns, few as the rows are."""
+    """What is over goes in several turns, few as the rows are; a key's rows come in several pieces, in any order."""
     monkeypatch.setattr(KeysAtOnce.__init__, "__defaults__", (3,))
     monkeypatch.setattr(joins, "_AT_ONCE", 5)
+    scan = EntryRows.scan
+
+    def in_pieces(entries: EntryRows, keys: Keys) -> Iterator[Entries]:
+        halves = [some.take(np.arange(n, len(some), 2)) for some in scan(entries, keys) for n in range(2)]
+        yield from filter(len, reversed(halves))
+
+    monkeypatch.setattr(EntryRows, "scan", in_pieces)
 
 
 def time_of(ms: int | None) -> dt.datetime | None:
@@ -131,6 +140,7 @@ def asof_join() -> Iterator[FunctionShard]:
 
 
 @given(batches=JOINED)
+@example(batches=[([(False, "ann", at) for at in (6, 7, 8)] + [(True, "ann", at) for at in (6, 7, 8, 9)], 20)])
 def test_a_row_gets_the_latest_one_at_or_before_it(batches: list[tuple[list[Any], int]]) -> None:
     """Once the watermark has reached it, of all rows that came until then; nothing stays that is over."""
     numbers = iter(range(1000))
@@ -169,14 +179,22 @@ def test_wide_rows_with_one_match_come_a_few_at_once(monkeypatch: pytest.MonkeyP
     rows = joined_table([(True, "ann", 9, n) for n in range(400)] + [(False, "ann", 7, 0)])
     rows = rows.set_column(rows.column_names.index("w"), "w", pa.array([None] * 400 + ["x" * 10_000]))
     sizes: list[int] = []
-    shown = Sides.shown
+    matched: list[int] = []
+    shown, latest = Sides.shown, AsofJoin._latest
 
     def watched(*given: Any) -> pa.RecordBatch:
         output = shown(*given)
         sizes.append(output.nbytes)
         return output
 
+    def watched_matches(*given: Any) -> Any:
+        place, right = latest(*given)
+        matched.append(len(place))
+        sizes.append(right.nbytes)
+        return place, right
+
     monkeypatch.setattr(Sides, "shown", watched)
+    monkeypatch.setattr(AsofJoin, "_latest", watched_matches)
     with tempfile.TemporaryDirectory() as folder:
         one = FunctionShard(Path(folder), AsofJoin(sides, WITHIN * 1000), ["user"])
         one.run(rows, 0)
@@ -184,7 +202,9 @@ def test_wide_rows_with_one_match_come_a_few_at_once(monkeypatch: pytest.MonkeyP
         assert sorted(row["v"] for row in found) == [*range(400)]
         assert {row["w"] for row in found} == {"x" * 10_000}
         assert one.stored(JOINED_LEFT) == one.stored(LATEST_RIGHT) == one.stored("timers_by_due") == []
-    assert max(sizes) < 120_000
+    assert 50_000 < max(sizes) < 120_000
+    assert sum(matched) == 400
+    assert 100 <= matched[0] < 400  # each time all of the right side's rows are read
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30)), max_size=30), st.integers(1, 12), st.integers(1, 50))

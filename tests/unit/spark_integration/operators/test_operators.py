@@ -30,7 +30,7 @@ from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration import timers
 from holdfast.spark_integration.lookup.keys import hash_of_key
 from holdfast.spark_integration.operators import partial
-from holdfast.spark_integration.operators.accumulators import Accumulator, Collected, Count, Extreme, Picked, Sum
+from holdfast.spark_integration.operators.accumulators import Accumulator, Collected, Count, Extreme, Own, Picked, Sum
 from holdfast.spark_integration.operators.aggregation import WINDOW_END, WINDOW_START, Aggregation, Window
 from holdfast.spark_integration.operators.deduplication import Deduplication
 from holdfast.spark_integration.operators.panes import WindowPlaces
@@ -416,17 +416,37 @@ def test_windows_of_one_wide_row_are_made_a_few_at_once(monkeypatch: pytest.Monk
     assert max(batch.nbytes for batch in batches) < 35_000
 
 
-def test_values_by_arrival_keep_their_order_in_overlapping_windows() -> None:
+@pytest.mark.parametrize(
+    ("column", "kept", "expected"),
+    [
+        ("all", Collected("all", "v", pa.list_(pa.int64()), "list"), [*range(3000)]),
+        ("last", Picked("last", "v", pa.int64(), "last", False), 2999),
+        (
+            "own.last",
+            Own(
+                "own",
+                "v",
+                pa.int64(),
+                pa.schema({"last": pa.int64()}),
+                init=lambda values: {"last": values},
+                merge=lambda groups, states: {"last": groups.last(states["last"])},
+                finish=lambda states: states["last"],
+            ),
+            2999,
+        ),
+    ],
+)
+def test_values_by_arrival_keep_their_order_in_overlapping_windows(
+    column: str, kept: Accumulator, expected: object
+) -> None:
     """Rows of several panes take turns, and a window has them as they came."""
-    kept = (Collected("all", "v", pa.list_(pa.int64()), "list"), Picked("last", "v", pa.int64(), "last", False))
-    function = windows("update", kept, slide=SLIDE)
+    function = windows("update", (kept,), slide=SLIDE)
     rows = in_panes([("ann", (7 * i) % 10 + 1, i) for i in range(3000)])
     (packed,) = pack_rows(rows.to_batches(), routes_of(1), None, None, function.before_shuffle)
     (blob,) = packed.column(BLOB).to_pylist()
     sent = read_blob(blob)
     in_window = pc.equal(sent.column(WINDOW_START), pa.scalar(at(1), TIME))
-    assert sent.filter(in_window).column("__holdfast_state.all").to_pylist() == [[*range(3000)]]
-    assert sent.filter(in_window).column("__holdfast_state.last").to_pylist() == [2999]
+    assert sent.filter(in_window).column(f"__holdfast_state.{column}").to_pylist() == [expected]
 
 
 @given(
