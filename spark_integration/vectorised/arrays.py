@@ -91,7 +91,7 @@ def comparable(column: pa.Array | pa.ChunkedArray) -> list[npt.NDArray[Any]]:
     is_valid = [to_bools(values.is_valid())] if values.null_count else []
     if pa.types.is_struct(t):
         return [*is_valid, *(part for field in values.flatten() for part in comparable(field))]
-    if pa.types.is_temporal(t):
+    if pa.types.is_temporal(t) and not pa.types.is_interval(t):
         values = values.view(pa.int32() if t.bit_width == 32 else pa.int64())
     elif not (pa.types.is_integer(t) or pa.types.is_floating(t)):
         return [ranks(values)]

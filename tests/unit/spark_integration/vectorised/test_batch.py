@@ -428,6 +428,7 @@ def test_a_sum_that_does_not_fit_is_refused_and_says_what_to_do(values: pa.Array
         (lambda g: g.mean("nested"), "only numbers"),
         (lambda g: g.max("nested"), "have no max"),
         (lambda g: g.last("s", order_by="nested"), "have no order"),
+        (lambda g: g.last("s", order_by=pa.nulls(2, pa.month_day_nano_interval())), "have no order"),
         (lambda g: g.sum("absent"), "no column 'absent'"),
         (lambda g: g.sum("nestde"), "no column 'nestde'; did you mean 'nested'"),
         (lambda g: g.count(pa.array([1])), "one value for each input row"),
