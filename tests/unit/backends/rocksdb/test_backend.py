@@ -390,6 +390,10 @@ def test_open_tables_leave_descriptors_to_others(tmp_path: Path, monkeypatch: py
             assert len(contents(view, "counts")) == 1000
     assert 1 < len(opened._open) < len(shards)
     assert 20 <= open_files(tmp_path) <= 30
+    limits[resource.RLIMIT_NOFILE] = (resource.RLIM_INFINITY,) * 2
+    for shard in shards:
+        shard.view(P2).close()
+    assert len(opened._open) == len(shards)
 
 
 @pytest.mark.all
