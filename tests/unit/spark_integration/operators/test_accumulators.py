@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.backends.arrow.rows import RowOrder
@@ -445,6 +445,7 @@ def test_a_task_sends_the_newest_rows_of_keys_that_repeat() -> None:
 
 
 @given(BATCHES, st.sampled_from([1, 7]), st.booleans())
+@example([([("tea", 1.0, 1, 50)], 0), ([("tea", 1.0, 2, 10)] * 2, 0), ([], 30)], 7, True)  # its last end finds no rows
 def test_keys_are_forgotten_by_event_time(batches: list[Any], ttl: int, is_top: bool) -> None:
     """A key goes once the watermark has passed its rows' times by the ttl: before the rows that come then."""
     ranking, remembers = Ranking(("level",), (False,)), Ttl(ttl * 1000, "at")
