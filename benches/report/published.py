@@ -208,9 +208,9 @@ def _results_page(results: Results, answers: list[Answer]) -> str:
 
 
 _RATIOS = textwrap.fill(
-    "Medians of the ratios within each turn, in brackets the least and the most. Entries that begin with a backend are "
-    "holdfast's, vectorised unless said otherwise. Bold: slower than the baseline, by more than the turns leave "
-    "open. *Wanted*: the least, where a target is missed.",
+    "Medians of the turns' ratios, in brackets least and most. Entries that begin with a backend are holdfast's, "
+    "vectorised unless said otherwise. Bold: slower than the baseline, by more than the turns leave open. *Wanted*: "
+    "the least, where a target is missed.",
     _WIDTH,
 )
 

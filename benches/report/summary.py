@@ -107,25 +107,27 @@ def missed(answer: Answer) -> dict[str, dict[str, Any]]:
 def _ratios(answer: Answer) -> Iterator[tuple[str, Sentence]]:
     """Yield each baseline of an answer, and the throughput of all other entries by its own."""
     by_base: dict[str, list[str]] = {}
+    said: dict[str, str] = {}  # where along a curve the last of a baseline was
     turns: list[str] = []
     for label in answer.labels:
         base = answer.baseline(label)
         if base is None:
             continue
-        ratio, name = answer.ratio(label, base), answer.name(label).text
+        ratio, other = answer.ratio(label, base), answer.name(base).text
+        name, where = answer.name(label).text, ""
         if answer.curves:
-            where = f"{count(answer.along(label) or 0)} {of_field(answer.question.along)}"
-            name = f"{name_of(answer.engine(label)).text}, {where}"
-        other = answer.name(base).text
-        if answer.curves and base != answer.question.baseline:
-            other = name_of(answer.engine(base)).text
+            name = name_of(answer.engine(label)).text
+            where = f"{count(answer.along(label) or 0)} {of_field(answer.question.along)}: "
+            if base != answer.question.baseline:
+                other = name_of(answer.engine(base)).text
         bold = "**" if answer.name(label).ours and not answer.name(base).ours and ratio.slower else ""
         turns = [f"in {ratio.turns} turns"] if ratio.turns > 1 else []
         target = missed(answer).get(f"{label}/{base}")
         spreads = f" ({times(ratio.least)} to {times(ratio.most)})" if ratio.turns > 1 else ""
         shown = f"{name.removeprefix('holdfast on ')} {bold}{times(ratio.median)}{bold}{spreads}"
         shown += f", wanted {target['wanted'].removeprefix('at least ')}" if target else ""
-        by_base.setdefault(other, []).append(shown)
+        by_base.setdefault(other, []).append(shown if said.get(other) == where else where + shown)
+        said[other] = where
     for base, ratios in by_base.items():
         yield base, Sentence.on(answer, "; ".join(ratios + turns))
 

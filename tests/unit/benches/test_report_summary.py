@@ -57,7 +57,7 @@ def test_a_full_run_is_summed_up(tmp_path: Path) -> None:
     shown = ratios(found)
     assert re.search(r"by Spark's aggregation on RocksDB: memory 4\.5 \(.*filesystem 4\.4 .*rocksdb 3\.0 ", shown)
     assert re.search(r"by Spark's applyInPandasWithState.*by key on rocksdb 0\.99 ", shown)
-    assert re.search(r"rocksdb, 50 million keys \*\*0\.83\*\* ", shown)
+    assert re.search(r"; 50 million keys: [^:]*rocksdb \*\*0\.83\*\* ", shown)
     assert "**0.99**" not in shown, "the turns do not tell it from 1"
     assert re.search(r"by Flink SQL on RocksDB: .*memory 5\.5 .*Pathway ", shown)
     speed, backend = found.headline
