@@ -91,6 +91,8 @@ _ACTIONS: dict[str, Action] = {
     "AbortMultipartUpload": "delete",
 }
 _LOG = logging.getLogger(__name__)
+# What they write at DEBUG holds the session token.
+_WITH_TOKENS = ("botocore.auth", "botocore.endpoint")
 _T = TypeVar("_T")
 _Entries: TypeAlias = "list[dict[str, Any]]"
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
@@ -156,6 +158,9 @@ def with_defaults(options: Mapping[str, object]) -> dict[str, object]:
 
 def connect(options: Mapping[str, object], profile: str | None, requests: RequestCounts) -> s3fs.S3FileSystem:
     """Return an s3fs instance, which opens its session at the first request; `requests` counts every attempt."""
+    for logger in map(logging.getLogger, _WITH_TOKENS):
+        if logger.level == logging.NOTSET:  # the root logger's DEBUG does not ask for tokens
+            logger.setLevel(logging.INFO)
     session = aiobotocore.session.AioSession(profile=profile)
     session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
     session.register("request-created.s3", functools.partial(_count, requests))
