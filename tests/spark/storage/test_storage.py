@@ -150,7 +150,6 @@ spark.stop()
 
 @pytest.mark.s3
 @pytest.mark.timeout(600)
-@pytest.mark.all
 def test_no_secret_is_written_anywhere(moto: Moto, tmp_path: Path) -> None:
     (tmp_path / "input").mkdir()
     (tmp_path / "events").mkdir()
