@@ -40,8 +40,8 @@ class Nexmark(StreamingJob):
 
     rows: int = option(100_000, "events of a micro-batch: 46 of 50 are bids")
     keys: int = option(1_000, "people who bid and sell at a time")
-    batches: int = option(12, "micro-batches of a run")
-    warmup: int = option(6, "first of these, which are not counted")
+    batches: int = option(36, "micro-batches of a run")
+    warmup: int = option(24, "first of these, which are not counted: until the JVM has compiled what runs")
     query: str = option("5", "number of the query", click.Choice(list(QUERIES)))
     per_second: int = option(10_000, "events in a second of event time")
     auctions: int = option(100, "auctions that are open at a time")

@@ -266,7 +266,7 @@ def nexmark(profile: Profile) -> list[Measurement]:
         is_on_spark = not by_key or hasattr(GroupedData, "transformWithState")
         engines, baseline = (NEXMARK, NEXMARK_ON_SPARK) if is_on_spark else (NEXMARK[:-1], "")
         name, question = f"query-{int(number):02}", f"Nexmark {number}, {query.title}: how fast is it?"
-        minutes, check = 1.5 if profile.quick else 2.0, partial(checked, job, [*engines, *by_key])
+        minutes, check = 1.5 if profile.quick else 4.0, partial(checked, job, [*engines, *by_key])
         entries = _same(job, *engines, *by_key)
         found.append(Measurement("nexmark", name, question, entries, minutes, baseline=baseline, check=check))
     return found
