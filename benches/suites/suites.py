@@ -134,8 +134,8 @@ def durability(profile: Profile) -> list[Measurement]:
         question = "What does it cost that each commit waits until your store has it?"
         return [_waiting("waiting", question, own, [shape.store_latency_ms], 1, along="")] if fits else []
     return [
-        _uploads("a", JobA(batches=20, warmup=4, snapshot_commits=5), 2),
-        _uploads("b", JobB(keys=1_000_000, batches=20, warmup=4, snapshot_commits=5), 2.5),
+        _uploads("a", JobA(batches=24, warmup=9, snapshot_commits=5), 2),
+        _uploads("b", JobB(keys=1_000_000, batches=24, warmup=9, snapshot_commits=5), 2.5),
         _snapshots(),
         _restores(),
         _requests(),
