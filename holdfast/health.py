@@ -398,7 +398,7 @@ def judge(signs: Signs, now_ms: int) -> Verdict:
         why = f"Micro-batch {of_batch.batch_id:,} failed and {since}."
         return Verdict("failing", of_batch.stored_ms, why, of_batch)
     if signs.awaits_start and not signs.measured:
-        return Verdict("stopped", signs.stored_ms, "It was made from another query, and has not been started yet.")
+        return Verdict("stopped", signs.stored_ms, "Created from another query, and not started yet.")
     if vain := _starts_in_vain(signs):
         return vain
     resting = _at_rest(signs, pace, now_ms)
@@ -407,7 +407,7 @@ def judge(signs: Signs, now_ms: int) -> Verdict:
     if newest:
         what = newest.key.partition("/")[2].rpartition("-")[0]
         effect = "storage grows" if what == "clean-up" else "commits pile up, and the query will have to wait"
-        why = f"Micro-batches run, but a {what} of {newest.shard} fails: {effect}."
+        why = f"Micro-batches are running, but a {what} of {newest.shard} keeps failing: {effect}."
         return Verdict("failing", newest.stored_ms, why, newest)
     return _running(signs, now_ms)
 
@@ -432,10 +432,10 @@ def _starts_in_vain(signs: Signs) -> Verdict | None:
     same = [one for one in signs.runs if one.batch_id == run.batch_id]
     if len(same) < STARTS_IN_VAIN:
         return None
-    vain = "none of them has committed" if signs.log else "none of them is known to have committed"
+    vain = "none has committed it" if signs.log else "none is known to have committed it"
     why = (
-        f"The query has been started {len(same)} times at micro-batch {run.batch_id:,}, which {vain}; the error is "
-        "in the program's own log."
+        f"{len(same)} starts have reached micro-batch {run.batch_id:,}, and {vain}; the error is in the program's own "
+        "log."
     )
     return Verdict("failing", same[0].started_ms, why)
 
@@ -463,9 +463,9 @@ def _at_rest(signs: Signs, pace: Pace, now_ms: int) -> Verdict | None:
     if pace.pause_ms and not left:
         return Verdict("stopped", seen_ms, f"{silence}; it usually pauses for {duration(pace.pause_ms)}.")
     if has_ended is False:
-        rest = "its process on this machine still runs: it has no input, was stopped in the program, or hangs"
+        rest = "its process on this machine is still running: it has no input, was stopped by the program, or hung"
     else:
-        rest = "this machine cannot tell whether it still runs"
+        rest = "this machine cannot tell whether it is still running"
     return Verdict("stale", seen_ms, f"{silence}; {rest}.{left}")
 
 
@@ -516,30 +516,30 @@ def health_of(
 
 
 def _often(pace: Pace, signs: Signs) -> Figure:
-    name = "Micro-batches a minute"
+    name = "Micro-batches per minute"
     if pace.batches < 2 or not pace.span_ms:
         is_known = pace.known_from or signs.log is not None
-        return Figure(name, "unknown", "fewer than two consecutive ones are known" if is_known else _NAME_IT)
+        return Figure(name, "unknown", "fewer than two consecutive micro-batches are known" if is_known else _NAME_IT)
     often = (pace.batches - 1) / pace.span_ms * 60_000
     value = f"{often:,.1f}" if often >= 0.1 else f"one in {duration(60_000 / often)}"
-    return Figure(name, value, f"the last {pace.batches} without a pause, from {pace.known_from}")
+    return Figure(name, value, f"over the last {pace.batches} uninterrupted micro-batches, from {pace.known_from}")
 
 
 def _rows(signs: Signs) -> Figure:
-    name, last = "Rows a second", signs.measured[:RECENT]
+    name, last = "Rows per second", signs.measured[:RECENT]
     # The newest may be at work, and none after it says how long it took.
     if len(last) < 2 or last[0].batch_ms <= last[-1].batch_ms:
-        where = "only state servers on the query's own machines count rows"
-        return Figure(name, "unknown", "this machine's servers know fewer than two micro-batches" if last else where)
+        where = "only state servers on the query's machines count rows"
+        return Figure(name, "unknown", "this machine's servers saw fewer than two micro-batches" if last else where)
     rows = sum(one.values.get("rows", 0) for one in last[1:])
     value = count(rows * 1000 / (last[0].batch_ms - last[-1].batch_ms))
-    return Figure(name, value, f"the last {len(last)} micro-batches into {last[0].operator}, by this machine's servers")
+    return Figure(name, value, f"the last {len(last)} micro-batches of {last[0].operator}, from this machine's servers")
 
 
 def _takes(pace: Pace, signs: Signs) -> Figure:
-    name = "A micro-batch takes"
+    name = "Micro-batch duration"
     if pace.takes_ms is None:
-        return Figure(name, "unknown", _NAME_IT if signs.log is None else "Spark's log has no committed one")
+        return Figure(name, "unknown", _NAME_IT if signs.log is None else "Spark's log has no committed micro-batch")
     if not pace.between_ms:
         return Figure(name, duration(pace.takes_ms), "from plan to commit, in Spark's log")
     share = min(pace.takes_ms / pace.between_ms, 1)
@@ -553,10 +553,10 @@ def _takes(pace: Pace, signs: Signs) -> Figure:
 
 def _left(signs: Signs) -> Figure:
     """Return the planned, uncommitted input: Spark logs how far it has read, not what its sources still hold."""
-    name = "Input left"
+    name = "Pending input"
     if signs.planned:
         return Figure(name, f"micro-batch {signs.planned.batch_id:,}", "planned and not committed, in Spark's log")
-    known_from = "Spark's log has what was read; only the program knows what waits: see sources in query.lastProgress"
+    known_from = "Spark's log has what was read, not what is still waiting: see sources in query.lastProgress"
     return Figure(name, "unknown", known_from)
 
 

@@ -132,8 +132,8 @@ FIGURES = {
     ],
     "docs/ui.md": [
         f"*Yes* if more than {overview._LAG_BEHIND} commits of a shard wait",
-        f"*Follow* updates the page every {WORDS[app.FOLLOW_S]} seconds",
-        f"looks again every {WORDS[app.FOLLOW_S]} seconds",
+        f"*Auto-refresh* updates the page every {WORDS[app.FOLLOW_S]} seconds",
+        f"refreshes every {WORDS[app.FOLLOW_S]} seconds",
         f"more than {shards.CELLS_MAX} shards, a cell stands for several",
         f"shown for at least {seconds(inquiry.SHOWN_MS)} seconds",
         f"waits {seconds(int(1000 * inquiry.PATIENCE_S))} seconds for all its stores",

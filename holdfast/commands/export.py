@@ -97,11 +97,11 @@ def _encoded(rows: pa.Table, kind: Kind) -> bytes:
 @click.argument("location")
 @click.option("--to", "target", required=True, metavar="URL", help="A new directory.")
 @click.option("--format", "kind", type=click.Choice(["parquet", "csv", "delta"]), default="parquet", show_default=True)
-@click.option("--operator", metavar="NAME", help="Required for a query, and if a savepoint has several.")
-@click.option("--table", default="state", show_default=True, help="A state table, a variable, or timers.")
-@click.option("--columns", metavar="A,B", help="Only these, in this order.")
-@state_dir_option(f"Of a query: its {PREFIX}state.dir. Default: the one that its state names.")
-@batch_option("A query's micro-batch. Default: the last committed one.")
+@click.option("--operator", metavar="NAME", help="Operator to export; required unless a savepoint has only one.")
+@click.option("--table", default="state", show_default=True, help="Name of a state table or variable, or `timers`.")
+@click.option("--columns", metavar="A,B", help="Export only these columns, in this order.")
+@state_dir_option(f"The {PREFIX}state.dir, if LOCATION is a query. Default: the one recorded in the checkpoint.")
+@batch_option("The micro-batch, if LOCATION is a query. Default: the last committed one.")
 @CONF
 @click.pass_context
 def export(

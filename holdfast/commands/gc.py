@@ -44,7 +44,7 @@ class Outcome:
 @click.command()
 @on_state_dir
 @retain_option(
-    "Versions to keep before the newest one; fewer than minBatchesToRetain deletes some that Spark may return to."
+    "Versions to keep before the newest; fewer than Spark's minBatchesToRetain may delete versions a restart needs."
 )
 @click.option(
     "--grace",
@@ -53,7 +53,7 @@ class Outcome:
     default=24.0,
     show_default=True,
     metavar="HOURS",
-    help="Keep everything stored within this time; choose longer than any upload takes.",
+    help="Keep objects newer than this; set it above your longest upload.",
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation; required without a terminal.")

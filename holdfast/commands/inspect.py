@@ -49,16 +49,16 @@ _COLOURS = {"running": "green", "stopped": "", "stale": "yellow", "failing": "re
     "--checkpoint-location",
     "location",
     metavar="LOCATION",
-    help="A query's checkpointLocation, to read its pace from Spark's log. Default: what the directory notes.",
+    help="A query's checkpointLocation, to read its pace from Spark's log. Default: the one recorded in the directory.",
 )
 def inspect(
     url: str, operator: str | None, options: dict[str, str], as_json: bool, with_shards: bool, location: str | None
 ) -> None:
     """Show the health of queries and their state.
 
-    Lists operators with their tables, sizes and failures. The exit status is 1 if a query is failing. Costs one
-    listing, and one small request for each operator, sink and failure shown (at most 20 failures), and for each
-    operator at most 32 for the sizes of snapshots. Reads Spark's log at the noted locations of at most 8 queries.
+    Lists operators with their tables, sizes and failures. The exit status is 1 if a query is failing. Sends
+    one list request, one small get per operator, sink and failure shown (at most 20 failures), and at most 32 per
+    operator for the sizes of snapshots. Reads Spark's log at the recorded locations of at most 8 queries.
     """
     url, location = _places(url, location, options)
     with opened(url, options, operator) as target:

@@ -31,7 +31,7 @@ from holdfast.snapshotter.upkeep.catalogue import Headers, ShardListing, StoredO
 def log(url: str, operator: str | None, options: dict[str, str], as_json: bool, shard: int | None, limit: int) -> None:
     """List each shard's stored versions and snapshots.
 
-    A commit holds all that was written since the previous one, perhaps several versions: small commits stay in Spark's
+    A commit holds everything written since the previous one, possibly several versions: small commits stay in Spark's
     own state until enough have accumulated. Times are the store's, in UTC.
     """
     with opened(url, options, operator) as target:

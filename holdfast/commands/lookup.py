@@ -47,7 +47,7 @@ _MEASURING = Console(width=1 << 20)
 
 #: A micro-batch's number: a long, as in Spark.
 _NUMBER = re.compile("[0-9]{1,18}")
-_TABLE = click.option("--table", metavar="NAME", help="Only this state table, variable, or timers.")
+_TABLE = click.option("--table", metavar="NAME", help="Only this state table or variable, or `timers`.")
 
 
 def _given(context: click.Context, _: click.Parameter, key: tuple[str, ...]) -> tuple[str, ...]:
@@ -162,7 +162,7 @@ def diff(
     LOCATION OPERATOR BEFORE AFTER: a query's checkpointLocation or state directory, its operator, and the numbers of
     two micro-batches.
 
-    A B: two savepoints, each as URL/NAME, like holdfast savepoint diff; the exit status is 1 if they differ.
+    A B: two savepoints, each as URL/NAME, as in `holdfast savepoint diff`; the exit status is 1 if they differ.
     """
     if len(compared) == 2:
         if table is not None:

@@ -90,7 +90,7 @@ def savepoint() -> None:
     required=True,
     multiple=True,
     metavar="[NUMBER=]NAME",
-    help="The operator's name in holdfast; with Spark's number for it if there are several; repeatable.",
+    help="Name to give the operator; if there are several, prefix Spark's operator number, as in 0=totals; repeatable.",
 )
 @click.option(
     "--timeout-conf",
@@ -102,14 +102,14 @@ def savepoint() -> None:
     "aggregates",
     multiple=True,
     metavar="[NUMBER.]COLUMN=FUNCTION",
-    help="An aggregation's column and its function, such as n=count; repeated in the order of Spark's agg.",
+    help="An aggregation's column and its function, such as n=count; repeat in the order of agg()'s arguments.",
 )
 @click.option(
     "--window",
     "windows",
     multiple=True,
     metavar="[NUMBER=]DURATIONS",
-    help="The durations that an aggregation's window() was given: '1 hour', or '1 hour, 5 minutes'.",
+    help="The durations passed to window(): '1 hour', or '1 hour, 5 minutes'.",
 )
 @number_option("--shards", text="Shards per operator. Default: as many as the query has partitions.")
 def from_spark(
@@ -250,8 +250,8 @@ def create(
 @number_option("--shards", text="Shards per operator. Default: the savepoint's.")
 @PARTITIONS
 @RENAME
-@click.option("--skip", multiple=True, metavar="OPERATOR", help="An operator that the new query lacks; repeatable.")
-@click.option("--reset", multiple=True, metavar="OPERATOR", help="An operator that starts without state; repeatable.")
+@click.option("--skip", multiple=True, metavar="OPERATOR", help="Skip an operator the new query lacks; repeatable.")
+@click.option("--reset", multiple=True, metavar="OPERATOR", help="Start this operator without state; repeatable.")
 @click.option(
     "--sources",
     type=click.Choice(["saved", "fresh"]),
@@ -279,8 +279,8 @@ def restore(
     """Make a new query's checkpointLocation and state from a savepoint.
 
     Start the query with both, and with operators of the same names. It continues from the savepoint, beginning with
-    micro-batch 1, and does not need the savepoint any more. If the command is interrupted, run it again.
-    This process restores, several shards at a time; with --conf, or where only Spark can write a part, Spark does.
+    micro-batch 1, and no longer needs the savepoint. If the command is interrupted, run it again.
+    This process restores, several shards at a time; Spark does if you pass --conf, or if the checkpoint needs it.
     """
     names = pairs(rename, "--rename", "OLD=NEW"), frozenset(skip), frozenset(reset)
     changes = Changes(shards, partitions, *names, sources, {}, continue_sinks)
@@ -527,11 +527,11 @@ def rescale(
     options: dict[str, str],
     as_json: bool,
 ) -> None:
-    """Make a new query with another number of shards.
+    """Make a new query with a different number of shards.
 
     LOCATION is the query's checkpointLocation or state directory. The query may be running; it does not change. The new
-    query continues from its state, beginning with micro-batch 1. This process rescales; with --conf, or where only
-    Spark can write a part, Spark does. If the command is interrupted, run it again.
+    query continues from its state, beginning with micro-batch 1. This process rescales; Spark does if you pass
+    --conf, or if the checkpoint needs it. If the command is interrupted, run it again.
     """
     changes = Changes(shards, partitions, pairs(rename, "--rename", "OLD=NEW"), continue_sinks=continue_sinks)
     original, state_dir = both_places(original, state_dir, options)

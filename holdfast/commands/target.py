@@ -82,9 +82,9 @@ storage_option = click.option(
     callback=lambda _context, _option, given: (
         _named(os.environ.get(_VARIABLE, "").split(), f"${_VARIABLE}") | _named(given, "--option")
     ),
-    help=f"What a query sets as {STORAGE_PREFIX}NAME; repeatable. Keep secrets off the command line: put them in "
-    f"${_VARIABLE}, separated by spaces, or where the store's own tools look. An option overrides the same one "
-    "in the variable.",
+    help=f"A storage option, as in {STORAGE_PREFIX}NAME; repeatable. Keep secrets off the command line: put them in "
+    f"${_VARIABLE}, separated by spaces, or where the store's own tools look. Command-line options override the "
+    "variable.",
 )
 
 
@@ -130,7 +130,7 @@ def number_option(
 
 
 def state_dir_option(
-    text: str = f"The query's {PREFIX}state.dir. Default: the one that its state names.", *, required: bool = False
+    text: str = f"The query's {PREFIX}state.dir. Default: the one in its checkpoint.", *, required: bool = False
 ) -> Callable[[_Command], _Command]:
     """Return a decorator that gives a command ``--state-dir``, which a variable may set for all commands."""
     return click.option(
@@ -161,7 +161,7 @@ def savepoint_place(location: str) -> tuple[str, str]:
     return directory or slash or ".", name
 
 
-def batch_option(text: str = "A micro-batch. Default: the last committed one.") -> Callable[[_Command], _Command]:
+def batch_option(text: str = "The micro-batch. Default: the last committed one.") -> Callable[[_Command], _Command]:
     """Return a decorator that gives a command ``--batch``."""
     return number_option("--batch", "batch_id", least=0, text=text)
 

@@ -33,12 +33,12 @@ _RANGES_SHOWN = 6
 
 @click.command()
 @on_state_dir
-@retain_option("Versions before the newest one that a query may return to; objects of older ones may be missing.")
+@retain_option("Versions before the newest that a query may return to; objects of older versions may be missing.")
 def verify(url: str, operator: str | None, options: dict[str, str], as_json: bool, retain: int | None) -> None:
     """Read everything in a state directory and compare checksums.
 
-    Names each damaged or missing object, the versions lost with it, and those that are restored around it, from an
-    older snapshot and the commits since. The exit status is 1 if anything is damaged or missing.
+    Names each damaged or missing object, the versions lost with it, and those still restorable without it, from
+    an older snapshot and the commits since. The exit status is 1 if anything is damaged or missing.
     """
     with opened(url, options, operator) as target:
         damages = [

@@ -246,7 +246,7 @@ def _measured(directory: Directory, operator: OperatorSurvey, measure: Measure, 
         return measured(operator, measure)
     known = directory.query_of(operator.name, patience)
     if known is None:
-        raise InvalidArgumentError("rows need the query's checkpoint location: start the page with it, too")
+        raise InvalidArgumentError("rows need the query's checkpoint location: restart `holdfast ui` with it, too")
     query, name = known
     with query.reading() as stored:
         return directory.rows.measured(stored, name, operator.objects)

@@ -31,7 +31,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
     type=click.IntRange(0, 65535),
     default=PORT,
     show_default=True,
-    help="The port to listen on; 0 takes a free one.",
+    help="The port to listen on; 0 picks a free port.",
 )
 @click.option(
     "--allow-host",
@@ -45,7 +45,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
     metavar="PATH",
     help="spark.holdfast.local.dir of queries on this machine, to show their last micro-batches live.",
 )
-@state_dir_option(f"The queries' {PREFIX}state.dir, where no LOCATION is such a directory.", required=False)
+@state_dir_option(f"The queries' {PREFIX}state.dir, if no LOCATION is a state directory.", required=False)
 @storage_option
 def ui(
     locations: tuple[str, ...],
@@ -59,8 +59,8 @@ def ui(
     """Show state as a web page, read-only, on this machine.
 
     LOCATION is a state directory, as in spark.holdfast.state.dir, or the checkpointLocation of a query whose state lies
-    in such a directory. Each names the other; if the directory does not note the location, give both to see rows, keys
-    and history. Queries may be running; an empty directory appears once a query commits to it.
+    in such a directory. One is found from the other; if that fails, pass both to see rows, keys and history. Queries
+    may be running; an empty directory appears once a query commits to it.
     """
     with ExitStack() as stack:
         requests, surveys = (
@@ -111,7 +111,7 @@ def _listening(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as exc:
         raise InvalidArgumentError(
-            "cannot listen there: if another program has the port, choose one with --port, or 0 for any",
+            "cannot listen on that address: if the port is taken, choose another with --port, or 0 for any",
             host=host,
             port=port,
             because=exc.strerror or exc,

@@ -238,7 +238,7 @@ def _answers(found: list[tuple[int, OperatorSurvey]], lost: list[str], queries: 
     if is_any_running:
         return shown
     # Without a running query, past success says nothing about now.
-    past = "Not when last seen"
+    past = "No, as of last activity"
     return [replace(one, answer=past, verdict="plain") if one.verdict == "good" else one for one in shown]
 
 
@@ -247,7 +247,7 @@ def _biggest(found: list[tuple[int, OperatorSurvey]]) -> Answer:
     whole = sum(one.state_bytes for _, one in found)
     share = f", {percent(operator.state_bytes / whole)} of all" if len(found) > 1 and whole else ""
     detail = f"{size(operator.state_bytes)} in {count(len(operator.objects.shards))} shards{share}"
-    return Answer("Which operator is big?", operator.name, detail, place=LinkTarget(place, operator.name))
+    return Answer("Which operator is largest?", operator.name, detail, place=LinkTarget(place, operator.name))
 
 
 def _hottest(found: list[tuple[int, OperatorSurvey]]) -> Answer:
@@ -260,15 +260,15 @@ def _hottest(found: list[tuple[int, OperatorSurvey]]) -> Answer:
     shard = int(operator.objects.shards[int(np.argmax(written))])
     median = float(np.median(written))
     by = f", {times(most / median)} the median" if median and len(written) > 1 else ""
-    detail = f"{size(most)} committed in the operator's last hour{by}"
+    detail = f"{size(most)} committed in the hour before the operator's newest commit{by}"
     if median and most < _HOT * median:
-        even = f"All shards write alike; {operator.name} {shard} writes most, {detail}"
+        even = f"All shards write about the same amount; {operator.name} {shard} writes most, {detail}"
         return Answer(question, "None stands out", even, place=LinkTarget(place, operator.name, shard))
     return Answer(question, f"{operator.name} {shard}", detail, place=LinkTarget(place, operator.name, shard))
 
 
 def _behind(found: list[tuple[int, OperatorSurvey]]) -> Answer:
-    question = "Is the upload behind?"
+    question = "Are snapshots behind?"
     lags = [(int(o.objects.lag.max(initial=0)), place, o) for place, o in found]
     most, place, operator = max(lags, key=lambda one: one[0])
     at = int(np.argmax(operator.objects.lag)) if len(operator.objects.shards) else 0
@@ -287,7 +287,7 @@ def _behind(found: list[tuple[int, OperatorSurvey]]) -> Answer:
 
 
 def _failing(found: list[tuple[int, OperatorSurvey]], lost: list[str], queries: list[Card]) -> Answer:
-    question = "Does anything fail?"
+    question = "Is anything failing?"
     unreadable = [(place, o) for place, o in found if o.is_unreadable]
     troubled = [(number, card.directory, name) for card in queries for name, number in card.failing.items() if number]
     if unreadable:

@@ -72,7 +72,7 @@ MEASURES = {
             lambda o: o.objects.recent_bytes,
             size,
             True,
-            "Bytes of commits in the last hour before the operator's newest object.",
+            "Bytes committed in the hour before the operator's newest object.",
         ),
         Measure(
             "lag",
@@ -80,12 +80,12 @@ MEASURES = {
             lambda o: o.objects.lag,
             lambda n: counted(n, "commit"),
             False,
-            "Commits since the newest snapshot, or all if there is none yet: a restore reads them on top of it. "
-            "Small commits that travel with the query do not count.",
+            "Commits since the newest snapshot, or all if there is none yet: a restore replays these. "
+            "Small commits kept in Spark's checkpoint do not count.",
         ),
         Measure(
             "age",
-            "Lag in time",
+            "Time lag",
             lambda o: o.objects.lag_ms,
             duration,
             False,
@@ -229,7 +229,7 @@ def skew(operator: OperatorSurvey, found: Measured) -> Skew | None:
     by = f", {times(greatest / median)} the median of {measure.text(median)}" if median else ", and most have none"
     tenth = -(-len(values) // 10)
     share = percent(int(values[:tenth].sum()) / int(values.sum()))
-    held = f" The largest {count(tenth)} of {count(len(values))} hold {share} of all." if measure.is_sum else ""
+    held = f" The largest {count(tenth)} of {count(len(values))} hold {share} of the total." if measure.is_sum else ""
     return Skew(f"The largest has {measure.text(greatest)}{by}.{held}", bars, median / greatest)
 
 

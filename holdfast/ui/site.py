@@ -47,8 +47,8 @@ _EMPTY = (
 )
 BATCHES_MAX = 12
 _POINTERS_ONLY = (
-    "This is the checkpoint location of a query, which holds only pointers: start the page with the state "
-    "directory, too (spark.holdfast.state.dir)."
+    "This is the checkpoint location of a query, which holds only pointers: restart `holdfast ui` with "
+    "the state directory, too (spark.holdfast.state.dir)."
 )
 _UNLIMITED = Patience(None)
 _AT_ONCE = Patience(0)
@@ -252,7 +252,7 @@ class Assignment:
             str(error) for one in lies.values() if (error := one if isinstance(one, HoldfastError) else one.error)
         ]
         elsewhere = (
-            "no state directory that was named has this query's state: name its spark.holdfast.state.dir, "
+            "none of the given state directories has this query's state: also pass its spark.holdfast.state.dir, "
             f"which has the operator {', '.join(sorted(named))}"
         )
         return Awaited(self._query.location, failed[-1] if failed else elsewhere, is_wrong=True)
@@ -290,7 +290,7 @@ def named_by(location: str, answer: Dated[Pointers] | HoldfastError) -> Mapping[
         return Awaited(location, f"Micro-batch {found.planned} is running or has failed; waiting for its commit.")
     if not found.named:
         committed = found.committed[-1].batch_id
-        return Awaited(location, f"Micro-batch {committed} is committed. No operator of holdfast's has had rows yet.")
+        return Awaited(location, f"Micro-batch {committed} is committed. No holdfast operator has received rows yet.")
     return found.named
 
 

@@ -76,7 +76,7 @@ async function refresh() {
     if (focused) document.querySelector(`main a[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
     said.textContent = "";
   } catch {
-    said.textContent = "The server does not answer: what is shown is old.";
+    said.textContent = "The server is not responding; this page is out of date.";
   }
 }
 if (follow_s) setInterval(refresh, follow_s * 1000);

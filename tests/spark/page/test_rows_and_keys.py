@@ -105,7 +105,7 @@ def test_a_key_holds_and_held(page: FlaskClient) -> None:
     """The newest first, where it changed, and which micro-batch wrote it; a key that never was holds nothing."""
     found = [row for row in cells(ask(page, **{"key.key": "ann"})) if len(row) == 4]
     assert [(row[0], row[2], row[3]) for row in found[1:]] == [("3", "3", "7"), ("1", "2", "3"), ("0", "1", "1")]
-    assert "No table holds a row of this key" in ask(page, **{"key.key": "nobody"})
+    assert "No table has a row for this key" in ask(page, **{"key.key": "nobody"})
 
 
 def test_time_travels(page: FlaskClient) -> None:
@@ -236,7 +236,7 @@ def test_a_query_of_another_directory(query: Lab, tmp_path: Path) -> None:
     with open_storage(str(tmp_path / "other")) as storage:
         put_record(storage, "totals")
     with (
-        pytest.raises(NotFoundError, match="no state directory that was named has this query's state"),
+        pytest.raises(NotFoundError, match="none of the given state directories has this query's state"),
         opened(tmp_path / "other", query.folder / "query"),
     ):
         pass
@@ -326,7 +326,7 @@ def test_a_failed_micro_batch_is_seen_until_it_is_committed(lab: Lab) -> None:
     shown = seen(lab)
     assert "Running since" in shown
     assert "13 is no amount" not in shown
-    assert "Rows a second: unknown" not in shown
+    assert "Rows per second: unknown" not in shown
     shown = run("inspect", lab.folder / "durable", "--checkpoint-location", lab.folder / "query").stdout
     assert "is running since" in shown
     assert "13 is no amount" not in shown

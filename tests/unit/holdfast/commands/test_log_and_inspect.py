@@ -88,7 +88,7 @@ def test_a_restored_query_that_was_never_started_is_not_running(storage: ObjectS
     (query,) = document("inspect", root)["queries"]
     assert (query["state"], query["why"]) == (
         "stopped",
-        "It was made from another query, and has not been started yet.",
+        "Created from another query, and not started yet.",
     )
     claim(root, clock.now_ms())
     assert document("inspect", root)["queries"][0]["state"] == "running"

@@ -78,7 +78,7 @@ def test_a_query_written_67_days_ago_is_stale_and_says_how_that_is_known() -> No
     found = judge(Signs(stored_ms=NOW - 67 * DAY), NOW)
     assert (found.state, found.since_ms) == ("stale", NOW - 67 * DAY)
     assert "No micro-batch for 67 d, according to the newest stored commit" in found.why
-    assert "this machine cannot tell whether it still runs" in found.why
+    assert "this machine cannot tell whether it is still running" in found.why
 
 
 def test_a_process_that_still_runs_is_told() -> None:
@@ -86,7 +86,7 @@ def test_a_process_that_still_runs_is_told() -> None:
     times = (*log(NOW - HOUR), LoggedTimes(30, NOW - 50 * MIN, None))
     found = judge(Signs((run(NOW - DAY, NOW - 50 * MIN, 30, has_ended=False),), log=times), NOW)
     assert found.state == "stale"
-    assert "its process on this machine still runs" in found.why
+    assert "its process on this machine is still running" in found.why
     assert "Micro-batch 30 is planned and not committed" in found.why
 
 
@@ -142,7 +142,7 @@ def test_a_clock_that_is_ahead_makes_no_time_negative() -> None:
     ended = run(NOW - DAY, NOW + 5 * S, 29, has_ended=True)
     assert judge(Signs((ended,)), NOW).why.startswith("Last seen at work now, according to its claim")
     copied = tuple(LoggedTimes(n, NOW, NOW - S) for n in range(10))
-    assert figures(Signs(log=copied))["A micro-batch takes"][0] == "unknown"
+    assert figures(Signs(log=copied))["Micro-batch duration"][0] == "unknown"
 
 
 def test_the_newest_run_is_the_one_that_the_store_saw_last() -> None:
@@ -210,7 +210,7 @@ def test_starts_in_vain_are_a_failure() -> None:
 
     assert started(2).state != "failing"
     assert started(3).state == "failing"
-    assert started(3).why.startswith("The query has been started 3 times at micro-batch 30, which none of them has")
+    assert started(3).why.startswith("3 starts have reached micro-batch 30, and none has committed it")
     committed = tuple(run(NOW - n * MIN, NOW - n * MIN + S, 29) for n in (3, 2, 1))
     assert judge(Signs(committed, log=tuple(log(NOW - 3 * S))), NOW).state == "running"
 
@@ -237,51 +237,52 @@ def live(rows: Sequence[int]) -> tuple[RecentBatch, ...]:
 def test_figures_say_what_they_are_known_from() -> None:
     """How often, how long against the next start, from Spark's log; rows, from the servers of this machine."""
     found = figures(Signs(log=tuple(log(NOW - 5 * S)), measured=live([7, 5_000, 3_000, 4_000])))
-    assert found["Micro-batches a minute"] == ("6.0", "the last 20 without a pause, from Spark's log")
-    assert found["A micro-batch takes"][0] == "2 s of every 10 s"
-    assert "idle 80 % of the time" in found["A micro-batch takes"][1]
-    assert found["Rows a second"][0] == "400"  # the newest may be at work
-    assert found["Input left"][0] == "unknown"
+    source = "over the last 20 uninterrupted micro-batches, from Spark's log"
+    assert found["Micro-batches per minute"] == ("6.0", source)
+    assert found["Micro-batch duration"][0] == "2 s of every 10 s"
+    assert "idle 80 % of the time" in found["Micro-batch duration"][1]
+    assert found["Rows per second"][0] == "400"  # the newest may be at work
+    assert found["Pending input"][0] == "unknown"
 
 
 def test_what_is_not_known_is_unknown() -> None:
     """Without the location and away from the query's machines no figure is guessed."""
     found = figures(Signs((run(NOW - HOUR, NOW - MIN, 3),), stored_ms=NOW - MIN))
     assert {value for value, _ in found.values()} == {"unknown"}
-    assert "pass the query's checkpointLocation as well" in found["Micro-batches a minute"][1]
-    assert "query.lastProgress" in found["Input left"][1]
+    assert "pass the query's checkpointLocation as well" in found["Micro-batches per minute"][1]
+    assert "query.lastProgress" in found["Pending input"][1]
     begun = figures(Signs(measured=live([7])))
-    assert begun["Rows a second"] == ("unknown", "this machine's servers know fewer than two micro-batches")
+    assert begun["Rows per second"] == ("unknown", "this machine's servers saw fewer than two micro-batches")
     named = figures(Signs(log=(LoggedTimes(0, NOW - S, None),)))
-    assert named["Micro-batches a minute"] == ("unknown", "fewer than two consecutive ones are known")
-    assert named["A micro-batch takes"] == ("unknown", "Spark's log has no committed one")
+    assert named["Micro-batches per minute"] == ("unknown", "fewer than two consecutive micro-batches are known")
+    assert named["Micro-batch duration"] == ("unknown", "Spark's log has no committed micro-batch")
     only = figures(Signs(log=(LoggedTimes(0, NOW - 5 * S, NOW - S),)))
-    assert only["A micro-batch takes"] == ("4 s", "from plan to commit, in Spark's log")
+    assert only["Micro-batch duration"] == ("4 s", "from plan to commit, in Spark's log")
 
 
 def test_a_pause_is_no_part_of_the_pace() -> None:
     """A query that ran yesterday evening and goes on this morning has the pace of this morning."""
     times = (*log(NOW - 12 * HOUR, 10), *(LoggedTimes(10 + n, NOW - (6 - n) * 20 * S, NOW) for n in range(6)))
-    assert figures(Signs(log=times))["Micro-batches a minute"][0] == "3.0"
+    assert figures(Signs(log=times))["Micro-batches per minute"][0] == "3.0"
 
 
 def test_micro_batches_without_rest_and_what_is_planned_are_told() -> None:
     """Its trigger is too short, or it has none; a planned micro-batch is the input that is known to be left."""
     times = (*log(NOW - 12 * S, every_ms=10 * S, takes_ms=9_800), LoggedTimes(30, NOW - 2 * S, None))
     found = figures(Signs(log=times))
-    assert "back to back" in found["A micro-batch takes"][1]
-    assert found["Input left"] == ("micro-batch 30", "planned and not committed, in Spark's log")
+    assert "back to back" in found["Micro-batch duration"][1]
+    assert found["Pending input"] == ("micro-batch 30", "planned and not committed, in Spark's log")
 
 
 def test_rare_micro_batches_are_one_in_so_long() -> None:
     found = figures(Signs(log=tuple(log(NOW - MIN, every_ms=HOUR))))
-    assert found["Micro-batches a minute"][0] == "one in 1 h"
+    assert found["Micro-batches per minute"][0] == "one in 1 h"
 
 
 def test_what_passed_between_a_restore_and_the_first_start_is_no_part_of_the_pace() -> None:
     """A restored location has one micro-batch from before any start: nobody knows a rhythm yet."""
     begun = run(NOW - 20 * S, NOW - 9 * S, 8)
     times = (LoggedTimes(7, NOW - 3 * HOUR, NOW - 3 * HOUR), LoggedTimes(8, NOW - 15 * S, NOW - 12 * S))
-    unknown = ("unknown", "fewer than two consecutive ones are known")
-    assert figures(Signs((begun,), log=times))["Micro-batches a minute"] == unknown
+    unknown = ("unknown", "fewer than two consecutive micro-batches are known")
+    assert figures(Signs((begun,), log=times))["Micro-batches per minute"] == unknown
     assert judge(Signs((begun,), log=times), NOW + HOUR).state == "stale"

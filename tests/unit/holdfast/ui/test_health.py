@@ -45,8 +45,8 @@ def page_of(open_page: OpenPage, root: Path) -> dict[str, tuple[str, str]]:
     return {question: (verdict, re.sub(r"<[^>]+>", "", answer)) for verdict, question, answer in found}
 
 
-UPLOAD, FAILS = "Is the upload behind?", "Does anything fail?"
-PAST = ("plain", "Not when last seen")
+UPLOAD, FAILS = "Are snapshots behind?", "Is anything failing?"
+PAST = ("plain", "No, as of last activity")
 
 
 @pytest.mark.slow(1)
@@ -103,16 +103,16 @@ def test_figures_that_are_unknown_for_one_reason_take_one_line(open_page: OpenPa
     """Four times "unknown" in large letters filled the card of each query whose location was not given."""
     root = in_four_states.make(tmp_path, "running")
     shown = text(open_page(root))
-    assert "Micro-batches a minute, a micro-batch takes: unknown; pass" in shown
-    assert "<dl>" not in open_page(root).get(f"/{TOKEN}/").text.partition("Which operator is big?")[0]
+    assert "Micro-batches per minute, micro-batch duration: unknown; pass" in shown
+    assert "<dl>" not in open_page(root).get(f"/{TOKEN}/").text.partition("Which operator is largest?")[0]
 
 
 def test_nothing_is_asked_of_the_program_of_a_stopped_query(open_page: OpenPage, tmp_path: Path) -> None:
-    """ "Input left: unknown; only the program knows" of a program that is no more; its pace is in Spark's log."""
+    """ "Pending input: unknown; only the program knows" of a program that is no more; its pace is in Spark's log."""
     shown = text(open_page(in_four_states.make(tmp_path, "stopped")))
-    assert "Micro-batches a minute, a micro-batch takes: unknown; pass" in shown
-    assert "Input left" not in shown
-    assert "Rows a second" not in shown
+    assert "Micro-batches per minute, micro-batch duration: unknown; pass" in shown
+    assert "Pending input" not in shown
+    assert "Rows per second" not in shown
 
 
 @pytest.mark.slow(0.5)
@@ -135,7 +135,7 @@ def test_a_failure_that_was_got_over_is_gone(open_page: OpenPage, tmp_path: Path
     claim(root, clock.now_ms() - 1_000, batch_id=43)
     page = open_page(root)
     assert "Running since" in text(page)
-    assert "Does anything fail? No" in text(page)
+    assert "Is anything failing? No" in text(page)
     for view in ("0/totals/", "0/totals/shard/2"):
         assert "micro-batch 42 failed" not in text(page, view)
     assert "micro-batch 42 failed" not in run("inspect", root).stdout
@@ -186,7 +186,7 @@ def test_size_is_that_of_the_state(page: FlaskClient, sample: Path) -> None:
     shown = text(page, "0/totals/")
     kilobytes = operator["state_bytes"] / 1000
     assert f"{kilobytes:.1f} kB of state in 24 of 24 shards" in shown
-    assert f"Which operator is big? totals {kilobytes:.1f} kB in 24 shards" in text(page)
+    assert f"Which operator is largest? totals {kilobytes:.1f} kB in 24 shards" in text(page)
     assert f"{kilobytes:.1f} kB of state" in run("inspect", sample).stdout
 
 
@@ -216,7 +216,7 @@ def test_a_damaged_record_is_a_failing_query(open_page: OpenPage, tmp_path: Path
     page = open_page(root)
     shown = text(page)
     assert "Failing The record of totals cannot be read." in shown
-    assert "Does anything fail? Yes The record of totals cannot be read" in shown
+    assert "Is anything failing? Yes The record of totals cannot be read" in shown
     assert "record cannot be read" in text(page, "0/totals/")
     text(page, "0/totals/upkeep", 500)
     (query,) = document("inspect", root, status=1)["queries"]
@@ -265,14 +265,14 @@ def test_what_a_restore_or_a_clone_wrote_is_no_part_of_the_pace(
     own = [now_s - 50 + 10 * n for n in range(5)]
     write_log(tmp_path / "query", origin.query_id, [*(own[0] + after_s for after_s in before), *own])
     (query,) = document("inspect", root, "--checkpoint-location", tmp_path / "query")["queries"]
-    assert {one["name"]: one["value"] for one in query["figures"]}["Micro-batches a minute"] == "6.0"
+    assert {one["name"]: one["value"] for one in query["figures"]}["Micro-batches per minute"] == "6.0"
 
     with open_storage(str(tmp_path / "query")) as at:
         stored = Stored(query_id=origin.query_id, log=QueryLocation(at).times())
     places = [location(tmp_path / "query", origin.query_id), open_storage(str(root))]
     site = site_of(places, lambda _query, _home: stored)
     (card,) = overview(site, clock.now_ms()).cards
-    assert {one.name: one.value for one in card.health.figures}["Micro-batches a minute"] == "6.0"
+    assert {one.name: one.value for one in card.health.figures}["Micro-batches per minute"] == "6.0"
 
 
 def test_the_command_reads_the_pace_in_sparks_log(tmp_path: Path) -> None:
@@ -283,8 +283,8 @@ def test_the_command_reads_the_pace_in_sparks_log(tmp_path: Path) -> None:
     (query,) = document("inspect", root, "--checkpoint-location", place)["queries"]
     figures = {one["name"]: one["value"] for one in query["figures"]}
     assert query["state"] == "running"
-    assert figures["Micro-batches a minute"] == "6.0"
-    assert figures["A micro-batch takes"] in (
+    assert figures["Micro-batches per minute"] == "6.0"
+    assert figures["Micro-batch duration"] in (
         *("2 s of every 10 s", "2 s of every 9 s"),
         *("1 s of every 10 s", "1 s of every 9 s"),
     )

@@ -305,7 +305,7 @@ def test_a_port_that_is_taken(sample: Path) -> None:
 
 
 def test_an_address_that_this_machine_does_not_have(sample: Path) -> None:
-    assert "cannot listen there" in said(sample, "--host", "192.0.2.1", "--port", "0")
+    assert "cannot listen on that address" in said(sample, "--host", "192.0.2.1", "--port", "0")
 
 
 def test_a_directory_that_may_not_be_read(sample: Path, tmp_path: Path) -> None:

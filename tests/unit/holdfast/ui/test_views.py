@@ -53,12 +53,12 @@ def text(page: FlaskClient, path: str = "", status: int = 200) -> str:
 
 
 def test_one_look_answers_the_questions(page: FlaskClient) -> None:
-    """Which operator is big, which shard is hot, is the upload behind, does anything fail."""
+    """Which operator is largest, which shard is hot, is the upload behind, does anything fail."""
     shown = text(page)
-    assert "Which operator is big? totals" in shown
+    assert "Which operator is largest? totals" in shown
     assert "Which shard is hot? totals 3" in shown
-    assert "Is the upload behind? No" in shown
-    assert "Does anything fail? Yes 1 report" in shown
+    assert "Are snapshots behind? No" in shown
+    assert "Is anything failing? Yes 1 report" in shown
 
 
 @pytest.mark.slow(1)
@@ -76,7 +76,7 @@ def test_an_upload_that_is_behind_is_told(open_page: OpenPage, tmp_path: Path) -
         put_record(storage)
         ShardHistory(storage).grow(None, 50)
     page = open_page(tmp_path)
-    assert "Is the upload behind? Yes, 1 shard At most 50 commits" in text(page)
+    assert "Are snapshots behind? Yes, 1 shard At most 50 commits" in text(page)
     assert f"/{TOKEN}/0/totals/shard/3" in page.get(f"/{TOKEN}/").text
 
 
@@ -187,7 +187,7 @@ def test_an_operator_without_state_is_no_error(open_page: OpenPage, tmp_path: Pa
 
 def test_one_directory_of_several_may_be_gone(open_page: OpenPage, sample: Path, tmp_path: Path) -> None:
     shown = text(open_page(sample, tmp_path / "gone"))
-    assert "Which operator is big? totals" in shown
+    assert "Which operator is largest? totals" in shown
     assert "Empty, or it does not exist" in shown
 
 

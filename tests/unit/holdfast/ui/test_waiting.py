@@ -61,7 +61,7 @@ def test_a_hanging_directory_holds_up_no_query(tmp_path: Path, site_of: SiteOf, 
     page = page_of(site)
     for _ in range(3):
         told = shown(page)
-        assert "the storage has not answered yet" in told
+        assert "the storage has not responded yet" in told
         assert "other" in shown(page, "1/other/")
     assert sum(one.keys == ("totals/operator",) for one in hangs.operations) == 1
     places = [location(tmp_path / "query"), hangs, directory(tmp_path / "state")]
@@ -86,7 +86,7 @@ def test_a_hanging_query_holds_up_no_view(tmp_path: Path, site_of: SiteOf, answe
     page = page_of(site_of(places, join))
     for _ in range(3):
         told = shown(page)
-        assert f"{tmp_path}/hangs the storage has not answered yet" in told
+        assert f"{tmp_path}/hangs the storage has not responded yet" in told
         assert f"{tmp_path}/query 0" in told
         assert "totals" in shown(page, "2/totals/")
     answers.set()
@@ -199,7 +199,7 @@ def test_a_query_alone_is_shown_with_its_directory(tmp_path: Path) -> None:
     with opened(tmp_path / "query") as page:
         assert "Empty" in page.get(FIRST).text
         begin(tmp_path / "query")
-        assert "start the page with the state directory, too" in text(page)
+        assert "restart `holdfast ui` with the state directory, too" in text(page)
     (tmp_path / "query/metadata").unlink()
     with opened(tmp_path / "query", state_dir=tmp_path / "state") as page:
         assert text(page).count("Empty, or it does not exist") == 2
@@ -241,7 +241,7 @@ def test_a_record_that_was_deleted(tmp_path: Path) -> None:
         storage.put("sessions/shard-0000/commits/1-0123456789abcdef", b"commit")
     with opened(tmp_path / "state") as page:
         assert "without an operator record: sessions. Their state cannot be used." in text(page)
-        assert "Does anything fail? Yes The record of sessions is gone" in text(page)
+        assert "Is anything failing? Yes The record of sessions is gone" in text(page)
         assert "not holdfast's" not in page.get(FIRST).text
         (tmp_path / "state/totals/operator").unlink()
         (tmp_path / "state/totals").rmdir()
