@@ -1,11 +1,11 @@
-"""A new query from another one, or its end: clone, rescale, drain.
+"""Clone or rescale a query into a new one, or drain it to its end.
 
-**Clone**: copies a query as it was after a micro-batch, byte by byte, to run a second one beside it::
+**Clone**: copies a query as of a micro-batch, byte by byte, to run a second one beside it::
 
     state's directories, records, columns        driver                  state directory of the clone
     what each shard's version is made of         tasks, or the driver    state directory of the clone
     Spark's state, logs and positions            driver                  checkpoint location of the clone
-    metadata, with an id of its own              driver                  last
+    metadata, with a new id                      driver                  last
 
 Pointers are in Spark's state, which only Spark writes, and name the query and the operator's directory. So a clone
 keeps both, in another state directory, and writes there under the original's id, which
@@ -16,29 +16,29 @@ Of Spark's checkpoint location it copies, while the query may run::
 
     offsets/5 … 7   commits/5 … 7          up to the micro-batch
     sources/…                              what its offsets need
-    state/<operator>/<partition>/8.zip     up to the version after it; files without a version, all
+    state/<operator>/<partition>/8.zip     up to the version after it; all files without a version
     state/<operator>/_metadata/v2/4        up to the micro-batch
-    metadata                               not copied: the clone has an id of its own
+    metadata                               not copied: the clone has a new id
 
 **Rescale**: a temporary savepoint, and its restore with a different number of shards.
 
-**Drain**: ends a query for good, by one more micro-batch, without input, in which all is due up to the end of time::
+**Drain**: ends a query for good with one more micro-batch, without input, in which everything is due::
 
-    location                   <location>-draining, of the same query
+    location                   <location>-draining, the same query
       offsets/7   ─ copied ─▶    offsets/7
       commits/7   ─ copied ─▶    commits/7
-                                 offsets/8      as 7, a moment later, with END_MS as its watermark: what Spark runs next
+                                 offsets/8      like 7, a moment later, with END_MS as watermark: Spark runs it next
                                  commits/8      ─▶ savepoint, with the watermark of 7
 
-Before it plans anything, Spark runs the micro-batch in its offset log, with the watermark there. With a watermark at
-the end of time all later input would be late, and dropped: so no location where the query could continue ever has it.
+Before it plans anything, Spark runs the newest micro-batch of its offset log, with the watermark logged there. A
+watermark at the end of time would make all later input late, so no location where the query could continue gets one.
 
 Invariants of draining
 ----------------------
-* **once**: the last micro-batch is the query's, with a plan of its own: a sink shows it once, whoever repeats it.
-* **no input**: the trigger runs what is planned and plans nothing.
-* **again**: the plan is the same each time. What was stopped half-way goes on in the same copy, as long as the query
-  itself has planned nothing more; what was done is repeated, and shown no second time.
+* **once**: the last micro-batch belongs to the query and has its own plan: a sink shows it once, however often it runs.
+* **no input**: the trigger runs the planned micro-batch and plans no other.
+* **repeatable**: the plan is the same each time. An interrupted drain resumes in the same copy, as long as the query
+  has planned nothing more; a finished one is repeated, and its output is not shown again.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _FILE_BYTES_MAX = 4 << 30
-#: Files in memory at once total at most this many bytes; a larger one is alone.
+#: The most bytes of files in memory at once; a larger file is copied alone.
 AT_ONCE_BYTES = 256 << 20
 _LOG = re.compile(r"(offsets|commits)/(0|[1-9][0-9]{0,17})")
 # A version of a state store, perhaps with an id of its own, and who writes what names which files it has.
@@ -109,7 +109,7 @@ def copy_location(source: ObjectStorage, target: ObjectStorage, query: QueryLoca
     vanished = {key for keys in (state, logs) for key in _copy_objects(source, target, keys, sizes, query)}
     needed = {f"offsets/{batch.batch_id}", f"commits/{batch.batch_id}"}
     needed |= {key for key in logs if key.startswith("sources/")}
-    # Spark's deletions are older than what it keeps, as long as it keeps the micro-batch.
+    # While Spark retains the micro-batch, it deletes only older files.
     if vanished & needed or batch.batch_id not in query.committed():
         raise UnavailableError(
             "the query has moved past the micro-batch: try again", batch_id=batch.batch_id, location=source.url
@@ -117,7 +117,7 @@ def copy_location(source: ObjectStorage, target: ObjectStorage, query: QueryLoca
 
 
 def _is_of(key: str, batch_id: int) -> bool:
-    """Tell whether a file of Spark's state belongs to a version that a micro-batch wrote, or an earlier one."""
+    """Return whether a file of Spark's state belongs to the version a micro-batch wrote, or to an earlier version."""
     if LEFTOVER.search(key):
         return False
     described = _METADATA.fullmatch(key)
@@ -130,7 +130,7 @@ def _is_of(key: str, batch_id: int) -> bool:
 def _copy_objects(
     source: ObjectStorage, target: ObjectStorage, keys: Iterable[str], sizes: Mapping[str, int], query: QueryLocation
 ) -> list[str]:
-    """Copy files, and return those that are gone."""
+    """Copy files, and return those that no longer exist."""
 
     def copy(key: str) -> str | None:
         folder, _, below = key.partition("/")
@@ -146,7 +146,7 @@ def _copy_objects(
 
 
 def _side_by_side(keys: Iterable[str], sizes: Mapping[str, int]) -> Iterator[list[str]]:
-    """Yield files in groups that fit into memory; files that Spark has compacted since count as empty."""
+    """Yield files in groups that fit into memory; files that Spark has since compacted count as empty."""
     group: list[str] = []
     room = AT_ONCE_BYTES
     for key in keys:
@@ -168,7 +168,7 @@ class ShardCopier(ShardTask):
     RETURNED: ClassVar[str] = "operator string, shard int, objects long, error string"
 
     def work(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[dict[str, Any]]:
-        """Yield how many objects a shard has."""
+        """Yield the number of objects of a shard."""
         prefix = shard_prefix(row["directory"], row["shard"])
         assert self.settings.state_dir is not None
         source, target = (PrefixedStorage(opened(url), prefix) for url in (self.settings.state_dir, self.target))
@@ -178,10 +178,10 @@ class ShardCopier(ShardTask):
 
 
 def copy_shard(source: PrefixedStorage, target: PrefixedStorage, pointer: Pointer, carried: bytes | None) -> int:
-    """Copy a version's objects; return how many commits and snapshots these are.
+    """Copy a version's objects; return the number of commits and snapshots among them.
 
-    Raises `StateLostError` if one is missing, `CorruptionError` if damaged or replaced; `carried`: the pointer's own
-    commit.
+    `carried`: the pointer's own commit. Raises `StateLostError` if an object is missing, `CorruptionError` if it is
+    damaged or was replaced.
     """
     commit = CommitObjects(source, {}).newest(pointer, carried)
     needed = [*commit.lineage.chain, *([commit.entry] if carried is None else [])]
@@ -201,7 +201,7 @@ def copy_shard(source: PrefixedStorage, target: PrefixedStorage, pointer: Pointe
 
 
 class _Copied(NamedTuple):
-    """An object to copy; without a digest if it is damaged."""
+    """A copied object; its digest is missing if it is damaged."""
 
     size_bytes: int
     digest: str | None
@@ -260,11 +260,11 @@ def clone(
     Parameters
     ----------
     spark : SparkSession
-        Its ``spark.holdfast.state.dir`` must be the original query's.
+        A session whose ``spark.holdfast.state.dir`` is the original query's.
     original : str or pathlib.Path
-        The original's ``checkpointLocation``. It may keep running and is not changed.
+        The original's ``checkpointLocation``. The query may keep running and is not changed.
     checkpoint_location : str or pathlib.Path
-        The clone's ``checkpointLocation``: new, or left by an attempt that was stopped.
+        The clone's ``checkpointLocation``: new, or left by an interrupted attempt.
     to_state_dir : str or pathlib.Path
         The clone's ``spark.holdfast.state.dir``, not the original's.
     batchId : int, optional
@@ -278,7 +278,7 @@ def clone(
     Raises
     ------
     ConflictError
-        The location is not empty, or the state directory has operators of these names.
+        The location is not empty, or the state directory has operators with the same names.
     InvalidArgumentError
         The original is not a query with state, or its state is not durable.
     NotFoundError
@@ -288,10 +288,10 @@ def clone(
 
     Notes
     -----
-    Operators with state of Spark's own are copied, too. Numbers of shards and partitions stay. A clone runs beside the
-    original, so it cannot continue its sinks: give it its own, or `rescale` the original. If it fails, nothing is
-    left; if it is interrupted or killed, or Spark or the last step fails, the next one into the same location deletes
-    what is left: run it once no task of the first one runs.
+    Spark's own stateful operators are copied, too. Numbers of shards and partitions stay. A clone runs beside the
+    original, so it cannot continue the original's sinks: give it new ones, or `rescale` the original. A failed clone
+    leaves nothing. After an interruption, a kill, or a failure of Spark or of the last step, the next clone into the
+    same location deletes the leftovers: start it once no task of the first is running.
     """
     return copy(SparkTasks(spark), original, checkpoint_location, to_state_dir=to_state_dir, batch_id=batchId)
 
@@ -316,7 +316,7 @@ def copy(
             steps = stored_steps(location, batch)
             with new_query(tasks.settings, tasks.options, checkpoint_location, to_state_dir) as new:
                 _copy_operators(tasks, new, storage, steps, query_id, batch.batch_id)
-                new.require()  # copying may have taken long
+                new.require()  # the copy may have taken long
                 copy_location(location, new.location, query, batch)
                 new.finish()
                 return new.query_id
@@ -337,12 +337,12 @@ def _copy_operators(
             operators=", ".join(taken),
             storage=new.storage.url,
         )
-    if new.storage.url == storage.url:  # where the original may not have begun all of its directories yet
+    if new.storage.url == storage.url:  # the original may not have created all its directories yet
         raise ConflictError(
             "a clone needs its own state directory, and this one is the original's: choose another",
             storage=new.storage.url,
         )
-    before = find_origin(storage, query_id)  # what is cloned may be a clone
+    before = find_origin(storage, query_id)  # the original may itself be a clone
     origin = QueryOrigin(
         new.query_id,
         query_id if before is None else before.state_id,
@@ -355,7 +355,7 @@ def _copy_operators(
     new.fill(origin)
     for record in records.values():
         declare_operator(new.storage, record)
-        for info in storage.list(f"{record.operator}/{SCHEMAS}/"):  # tables that later runs have declared
+        for info in storage.list(f"{record.operator}/{SCHEMAS}/"):  # tables declared by later runs
             new.storage.put(info.key, storage.get(info.key))
     shards = [shard_row(directory, row) for directory, of in rows.items() for row in of if row.pointer is not None]
     tasks.run(shards, ShardCopier(tasks.settings, str(new.settings.state_dir)))
@@ -372,12 +372,12 @@ def rescale(
     to_state_dir: str | Path | None = None,
     continue_sinks: bool = False,
 ) -> str:
-    """Make a new query that continues from another, with a different number of shards.
+    """Make a new query that continues from another one with a different number of shards.
 
     Parameters
     ----------
     spark, original, checkpoint_location
-        As in `clone`, for the new query. The original is not changed, unless its sinks are continued.
+        As in `clone`, for the new query. The original changes only if its sinks are continued.
     shards : int
         Shards per operator.
     partitions, rename, continue_sinks
@@ -393,12 +393,12 @@ def rescale(
     Raises
     ------
     HoldfastError
-        As in `create` and `restore`, of which it is made.
+        As in `create` and `restore`, which it calls.
 
     Notes
     -----
-    Cost: the state is read and written twice, because it is sorted in between: once into a savepoint in the new
-    state directory, which is deleted before the query can start, and once out of it.
+    Cost: the state is read and written twice, into a temporary savepoint and out of it, because it is sorted in
+    between. The savepoint lies in the new state directory and is deleted before the query can start.
     """
     changes = Changes(shards, partitions, dict(rename or {}), continue_sinks=continue_sinks)
     return rescale_with(SparkTasks(spark), original, checkpoint_location, changes, to_state_dir)
@@ -411,14 +411,14 @@ def rescale_with(
     changes: Changes,
     to_state_dir: str | Path | None = None,
 ) -> str:
-    """Rescale as `rescale` does; if only Spark can, do nothing and raise `NeedsSparkError`."""
+    """Rescale without Spark; raise `NeedsSparkError`, having done nothing, if only Spark can."""
     with open_storage(str(original), tasks.options) as location:
         batch, operators = QueryLocation(location).batch(), StateOperators(location)
         hosts = {one.host for one in operators.at(batch.batch_id) if operators.hold_pointers(one)}
         tasks.state_maker(batch.conf, hosts)
     with new_query(tasks.settings, tasks.options, checkpoint_location, to_state_dir) as new:
         save(tasks, original, new.rescaling_url, new.query_id)
-        new.require()  # saving may have taken long
+        new.require()  # the savepoint may have taken long
         saved = Restorable.read(new.rescaling_url, new.query_id, tasks.options, changes)
         restore_into(tasks, new, saved, tasks.state_maker(saved.conf, saved.hosts))
         new.remove_savepoint()
@@ -440,34 +440,34 @@ def drain(
 ) -> Savepoint:
     """Stop a query for good: fire all timers, close all windows, and save the result.
 
-    One more micro-batch, without input, runs with the year 2262 as watermark. It goes where the query's results go, and
-    holdfast's sinks show it once. In the savepoint nothing is due, and the watermark is the one that the query had: a
-    restored query takes new input.
+    One more micro-batch, without input, runs with a watermark in the year 2262. Its results go where the query's go;
+    holdfast's sinks show them once. In the savepoint nothing is due, and the watermark is the query's own: a restored
+    query takes new input.
 
     Parameters
     ----------
     spark : SparkSession
     query : pyspark.sql.streaming.StreamingQuery or None
-        None if it has ended, as for a second attempt.
+        None if it has ended, as in a second attempt.
     writer : pyspark.sql.streaming.DataStreamWriter
-        The query's writer, or one made in the same way. Its location and trigger are replaced.
+        The query's writer, or one built the same way. Its location and trigger are replaced.
     checkpoint_location, target, name, without, comment, timeout_s
         As in `stop`.
 
     Raises
     ------
     StreamingQueryException
-        The last micro-batch failed. Call `drain` again: it goes on where this one was stopped.
+        The last micro-batch failed. Call `drain` again: it resumes there.
     HoldfastError
         As in `stop`.
 
     Notes
     -----
-    Timers in processing time do not fire for it. The query's own location stays as it was before: do not start it
-    again, or what was drained is done a second time (holdfast's sinks refuse). The last micro-batch runs in a copy of
-    it, ``<checkpoint_location>-draining``, which is deleted at the end.
+    Processing-time timers do not fire. The query's own location does not change: do not start the query again, or it
+    repeats what was drained (holdfast's sinks refuse). The last micro-batch runs in a copy of the location,
+    ``<checkpoint_location>-draining``, which is deleted at the end.
     """
-    if not hasattr(writer, "trigger"):  # said before the query stops
+    if not hasattr(writer, "trigger"):  # before the query stops
         raise InvalidArgumentError(
             "drain needs a writer that has not been started: out.writeStream.outputMode(…).foreachBatch(…)",
             writer=type(writer).__name__,
@@ -492,7 +492,7 @@ def drain(
 
 
 def _copy_planned(logs: ObjectStorage, copied: ObjectStorage) -> None:
-    """Copy a location with everything planned there, unless already done."""
+    """Copy a location and all its planned micro-batches, unless already done."""
     query, copy = QueryLocation(logs), QueryLocation(copied)
     keys = [info.key for info in copied.list("")]
     if "metadata" in keys:
@@ -515,7 +515,7 @@ def _copy_planned(logs: ObjectStorage, copied: ObjectStorage) -> None:
 
 
 def _undrained(copied: ObjectStorage) -> LoggedBatch | None:
-    """Return the micro-batch before the draining one, once that is committed; else plan the draining one."""
+    """Return the micro-batch before the draining one if the latter is committed; else plan the latter."""
     copy = QueryLocation(copied)
     last = copy.batch()
     if (copy.newest_planned() or 0) > last.batch_id:
@@ -524,7 +524,7 @@ def _undrained(copied: ObjectStorage) -> LoggedBatch | None:
         return copy.batch(last.batch_id - 1)
     version, batch, *sources = bytes(copied.get(f"offsets/{last.batch_id}", _LOG_BYTES_MAX)).decode().split("\n")
     before = json.loads(batch)
-    # No two micro-batches of a query share a time, and each attempt has the same.
+    # Each micro-batch of a query has a different time, and each attempt the same one.
     planned = before | {"batchWatermarkMs": END_MS, "batchTimestampMs": before["batchTimestampMs"] + 1}
     copied.put_if_absent(f"offsets/{last.batch_id + 1}", "\n".join([version, json.dumps(planned), *sources]).encode())
     return None

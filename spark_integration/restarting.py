@@ -1,12 +1,12 @@
-"""Starts a query again after failures that pass, as Flink's restart strategies do.
+"""Restart a query after transient failures, as Flink's restart strategies do.
 
 ::
 
-    start() ─▶ runs ─▶ fails ─▶ does it pass? ──no──▶ the error is raised
+    start() ─▶ runs ─▶ fails ─▶ transient? ──no──▶ the error is raised
       ▲                            │ yes
-      └──── wait ◀── strategy ◀────┘    gives no delay: the error is raised
+      └──── wait ◀── strategy ◀────┘    returns None: the error is raised
 
-A start is all that a query needs to go on, so a strategy only says when. Source of the strategies and their names:
+A query resumes when it is started, so a strategy only decides when. Source of the strategies and their names:
 https://nightlies.apache.org/flink/flink-docs-stable/docs/ops/state/task_failure_recovery/
 """
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: How many failures a strategy sees, and so the most that it can count.
+#: The most failures a strategy sees, and can count.
 FAILURES_MAX = 1000
 _LOOK_EVERY_S = 0.5
 
 
 class RestartStrategy(ABC):
-    """Says how long to wait after a failure."""
+    """Decides how long to wait after a failure."""
 
     @abstractmethod
     def delay_s(self, failures_s: Sequence[float]) -> float | None:
@@ -58,7 +58,7 @@ class FixedDelay(RestartStrategy):
     seconds: float
 
     def delay_s(self, failures_s: Sequence[float]) -> float | None:
-        """Return the same delay, that many times."""
+        """Return the same delay for a number of failures, then None."""
         return self.seconds if len(failures_s) <= self.attempts else None
 
 
@@ -75,7 +75,7 @@ class Exponential(RestartStrategy):
     chance: Callable[[], float] = clock.chance
 
     def delay_s(self, failures_s: Sequence[float]) -> float | None:
-        """Return a delay that grows with the failures since the query last ran for `quiet_s` without one."""
+        """Return a delay that grows with the failures since the last `quiet_s` without one."""
         in_a_row, later = 1, failures_s[-1]
         for earlier in reversed(failures_s[:-1]):
             if later - earlier > self.quiet_s:
@@ -98,18 +98,18 @@ class FailureRate(RestartStrategy):
     seconds: float
 
     def delay_s(self, failures_s: Sequence[float]) -> float | None:
-        """Return the same delay, unless there were too many failures of late."""
+        """Return the same delay, unless there were too many recent failures."""
         of_late = sum(failures_s[-1] - one <= self.interval_s for one in failures_s)
         return self.seconds if of_late <= self.failures else None
 
 
 def fixed_delay(attempts: int = 3, delay_s: float = 10.0) -> RestartStrategy:
-    """Return a strategy that starts a query again `attempts` times in all, each time after `delay_s` seconds.
+    """Return a strategy that restarts a query at most `attempts` times, each time after `delay_s` seconds.
 
     Raises
     ------
     InvalidArgumentError
-        A number is out of its range.
+        A number is out of range.
     """
     _check(attempts=(attempts, 0, FAILURES_MAX - 1), delay_s=(delay_s, 0, None))
     return FixedDelay(attempts, delay_s)
@@ -124,25 +124,25 @@ def exponential(
     jitter: float = 0.1,
     attempts: int | None = None,
 ) -> RestartStrategy:
-    """Return a strategy that waits longer after each failure, and begins anew after a time without one.
+    """Return a strategy that waits longer after each failure, and resets after a time without failure.
 
     Parameters
     ----------
     first_s, longest_s : float
-        The first delay and the longest one, in seconds.
+        The first and the longest delay, in seconds.
     factor : float
-        By how much a delay is longer than the one before.
+        The ratio of a delay to the previous one.
     quiet_s : float
-        After this many seconds without a failure the next counts as the first.
+        After this many seconds without a failure, the next failure counts as the first.
     jitter : float
-        How far a delay is off at random, as a part of it, so that many queries do not start in the same second.
+        The random deviation of a delay, as a fraction of it, so that queries do not all start at once.
     attempts : int, optional
-        How many failures in a row may be followed by a start; any number by default.
+        The most failures in a row that are followed by a restart; unlimited by default.
 
     Raises
     ------
     InvalidArgumentError
-        A number is out of its range.
+        A number is out of range.
     """
     _check(
         first_s=(first_s, 0, None),
@@ -161,7 +161,7 @@ def failure_rate(failures: int = 3, interval_s: float = 300.0, delay_s: float = 
     Raises
     ------
     InvalidArgumentError
-        A number is out of its range.
+        A number is out of range.
     """
     _check(failures=(failures, 0, FAILURES_MAX - 1), interval_s=(interval_s, 0, None), delay_s=(delay_s, 0, None))
     return FailureRate(failures, interval_s, delay_s)
@@ -169,12 +169,12 @@ def failure_rate(failures: int = 3, interval_s: float = 300.0, delay_s: float = 
 
 @dataclass(frozen=True)
 class Restart:
-    """A start that follows a failure."""
+    """A restart after a failure."""
 
-    number: int  #: From 1
-    error: Exception  #: What the query failed of
-    delay_s: float  #: How long until the start
-    ran_s: float  #: How long the query had run, its start included
+    number: int  #: Counted from 1
+    error: Exception  #: Why the query failed
+    delay_s: float  #: Until the restart
+    ran_s: float  #: How long the query ran, including its start
 
 
 def run(
@@ -184,34 +184,33 @@ def run(
     on_restart: Callable[[Restart], object] | None = None,
     now_ms: Callable[[], int] = clock.monotonic_ms,
 ) -> None:
-    """Run a query until it ends, and start it again after failures that pass.
+    """Run a query until it ends, and restart it after transient failures.
 
     Parameters
     ----------
     start : callable
-        Defines and starts the query, with the same checkpoint location each time; returns it.
+        Defines, starts and returns the query, with the same checkpoint location each time.
     restart : RestartStrategy, optional
-        Of `holdfast.restart`; ``exponential()`` by default.
+        From `holdfast.restart`; ``exponential()`` by default.
     on_restart : callable, optional
-        Is given a `Restart` before the wait: to count, or to alert.
+        Gets a `Restart` before the wait: to count, or to alert.
     now_ms : callable, optional
         As in `holdfast.clock`.
 
     Raises
     ------
     InvalidArgumentError
-        `start` returned no query.
+        `start` did not return a query.
     Exception
-        What the query failed of, if that does not pass by itself, or if the strategy gives up.
+        The query's error, if it is not transient or the strategy gives up.
 
     Notes
     -----
-    What passes: errors of holdfast that are `retryable`, lost executors and workers, and networks and servers that do
-    not answer; docs/operations.md has the list. A function's own error does not, and a newer run of the query, which
-    has taken over, must not be started against.
+    Transient are holdfast's `retryable` errors, lost executors and workers, and unresponsive networks and servers;
+    docs/operations.md has the list. A function's own error is not, nor is the error of a run that a newer run of the
+    query has replaced.
 
-    On SIGTERM the query is stopped and the function returns; where it is called in another than the main thread, the
-    signal is left alone.
+    On SIGTERM the query stops and the function returns; outside the main thread the signal is not handled.
 
     Examples
     --------
@@ -246,15 +245,15 @@ def run(
 
 
 def _run_once(start: Callable[[], StreamingQuery], asked: Sequence[int]) -> None:
-    """Start the query and wait until it ends, or stop it when that is asked for."""
+    """Start the query and wait until it ends, or stop it on request."""
     query = start()
     if not hasattr(query, "awaitTermination"):
         raise InvalidArgumentError(
             "start must return the query that it starts: return ….writeStream.….start()", given=type(query).__name__
         )
     try:
-        # Awaited in steps: a signal is seen between two calls into Spark.
-        while not query.awaitTermination(_LOOK_EVERY_S):  # type: ignore[arg-type]  # Spark takes parts of a second
+        # In steps: Python handles a signal between two calls into Spark.
+        while not query.awaitTermination(_LOOK_EVERY_S):  # type: ignore[arg-type]  # Spark takes fractions, too
             if asked:
                 break
     finally:
@@ -264,7 +263,7 @@ def _run_once(start: Callable[[], StreamingQuery], asked: Sequence[int]) -> None
 
 @contextmanager
 def _terminated() -> Iterator[Sequence[int]]:
-    """Yield a list that gets an element on SIGTERM; an event would not do: its lock may be held then."""
+    """Yield a list that gets an element on SIGTERM; not an event, whose lock the interrupted thread may hold."""
     asked: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield asked
@@ -273,7 +272,7 @@ def _terminated() -> Iterator[Sequence[int]]:
     try:
         yield asked
     finally:
-        # None if it was not Python that had set it.
+        # None if Python had not set it.
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 

@@ -1,21 +1,21 @@
-"""A sink as a data source: Spark's writer of a stream, which runs the two-phase commit of each micro-batch.
+"""A sink as a data source: a stream writer for Spark that commits each micro-batch in two phases.
 
 ::
 
-    process            what Spark calls                          what is done
+    process            what Spark calls                          what it does
     driver, planning   SinkSource(options).streamWriter(…)       begin: settle the last decision, abort leftovers
-    workers            writer.write(rows), the writer pickled    write and prepare; nothing if it was decided before
+    workers            writer.write(rows), the writer pickled    write and prepare; nothing if already decided
     driver, ending     SinkSource, pickled, .streamWriter(…)
                        .commit(messages, batch)                  confirm, store the decision, commit
                        .abort(messages, batch)                   abort what was prepared
 
-Spark does so for each micro-batch, on the driver in Python processes that share nothing, have no session, and are told
-neither query nor micro-batch when they plan: both are read from the query's checkpoint location, once, and travel with
-the writer and its messages. So each micro-batch is a start of the coordinator, with what that costs; `exactly_once`
-keeps one over the micro-batches.
+Spark repeats this for each micro-batch. On the driver it uses Python processes that share nothing, have no session, and
+know neither query nor micro-batch while planning: both are read once from the query's checkpoint location, and travel
+with the writer and its messages. So each micro-batch pays for a start of the coordinator; `exactly_once` keeps one
+coordinator for all micro-batches.
 
-Spark looks for formats, and makes their sources, in a process of its own: this module imports neither pandas nor a
-client of a target.
+Spark looks up formats and creates their sources in a separate process: this module imports neither pandas nor a
+target's client.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 STATE_DIR = PREFIX + "state.dir"
-#: A JSON object of sink options whose names have capitals, since Spark passes names in lower case.
+#: A JSON object of sink options whose names have capitals: Spark passes names in lower case.
 SINK_IN_JSON = "sink"
 _LOCATION, _REPLACES = "checkpointlocation", "replaces"
 #: A sink may not know all options of the client behind it.
@@ -81,14 +81,15 @@ class SourceOptions:
 
     location: str  #: Spark's checkpoint location of the query
     replaces: str | None
-    settings: Mapping[str, str] = field(repr=False)  #: Those of the session that were given as options
+    settings: Mapping[str, str] = field(repr=False)  #: The session settings given as options
     sink: Mapping[str, str] = field(repr=False)  #: The sink's options
 
     @classmethod
     def parse(cls, given: Mapping[str, str], sink: TwoPhaseSink, arguments: Collection[str]) -> Self:
         """Return a stream's options, their names in lower case, given the names of the sink's `arguments`.
 
-        Raises `InvalidArgumentError` without checkpoint location or place of decisions, or for an unknown one.
+        Raises `InvalidArgumentError` if the checkpoint location or the place of decisions is missing, or for an unknown
+        option.
         """
         values = {name.lower(): value for name, value in given.items()}
         location, directory = values.pop(_LOCATION, ""), values.pop(STATE_DIR, "")
@@ -119,7 +120,7 @@ class SourceOptions:
         return cls(location, replaces, settings, options)
 
     def open_decisions(self) -> tuple[ObjectStorage, int]:
-        """Open the storage of decisions, which the caller closes; return it with the number of decisions to keep."""
+        """Open the storage of decisions, which the caller closes; return it and the number of decisions to keep."""
         return decisions_storage(self._parsed, self.settings), self._parsed.retained_versions
 
     def open_location(self) -> ObjectStorage:
@@ -132,7 +133,7 @@ class SourceOptions:
 
 
 def _own(values: Mapping[str, str], sink: TwoPhaseSink) -> dict[str, str]:
-    """Return the sink's options, named as settings of the session would name them."""
+    """Return the sink's options under the names they have as session settings."""
     prefix, cased = f"{SINK_PREFIX}{sink.name}.".lower(), {name.lower(): name for name in sink.credentials}
     options = {}
     for name, value in values.items():
@@ -151,7 +152,7 @@ def _own(values: Mapping[str, str], sink: TwoPhaseSink) -> dict[str, str]:
 def source_options(spark: SparkSession, sink: TwoPhaseSink) -> dict[str, str]:
     """Return a session's settings for a sink as options of a stream: ``.options(**source_options(spark, sink))``.
 
-    On the driver, Spark shows a data source no settings, so they become options, including how many decisions to keep,
+    On the driver, a data source sees no settings, so they become options, including the number of decisions to keep,
     ``spark.sql.streaming.minBatchesToRetain``. Workers still read credentials from the session, so set them there.
 
     Parameters
@@ -181,7 +182,7 @@ def options_of(values: Mapping[str, str], sink: TwoPhaseSink) -> dict[str, str]:
 
 
 class SinkSource(DataSource):
-    """A data source that writes to a `TwoPhaseSink`; a subclass makes the sink and names the format.
+    """A data source that writes to a `TwoPhaseSink`; a subclass creates the sink and names the format.
 
     ::
 
@@ -198,11 +199,11 @@ class SinkSource(DataSource):
     Attributes
     ----------
     arguments : sequence of str
-        Names of the options from which `sink` makes the sink; all others are options of the sink.
+        Names of the options that `sink` uses; all others are options of the sink.
     """
 
     arguments: ClassVar[Sequence[str]] = ()
-    #: Spark plans with an instance that it has just made, and commits with one that has travelled.
+    #: Spark plans with a new instance, and commits with an unpickled one.
     _has_travelled = False
 
     @abstractmethod
@@ -210,7 +211,7 @@ class SinkSource(DataSource):
         """Return the sink that the options describe."""
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
-        """Return the writer of a micro-batch; before its tasks, abort the last run's leftovers."""
+        """Return the writer of a micro-batch; when planning, first abort the last run's leftovers."""
         require_arrow_streams()
         sink = self.sink()
         options = SourceOptions.parse(dict(self.options), sink, self.arguments)
@@ -232,18 +233,18 @@ class Begun:
 
     query_id: str
     batch_id: int
-    plan: str  #: What Spark has planned for it: see `Coordinator.start`
-    entry: int  #: The number under which it was begun: `Coordinator.number`
-    is_decided: bool  #: Whether it was decided before, so that its rows are dropped
+    plan: str  #: Spark's plan for it: see `Coordinator.start`
+    entry: int  #: The number it was begun under: `Coordinator.number`
+    is_decided: bool  #: Whether it was already decided, so that its rows are dropped
 
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What one task has prepared."""
+    """The part one task has prepared."""
 
     partition: int
     rows: int
-    handle: str  #: As JSON; empty if there were no rows, or if they were dropped
+    handle: str  #: As JSON; empty if there were no rows or they were dropped
     begun: Begun
 
 
@@ -258,13 +259,16 @@ class StreamWriter(ImmediateAcks, _SparksWriter):
         self._query: SinkQuery | None = None
 
     def begin(self) -> None:
-        """Abort the last run's leftovers, and find out whether the micro-batch was decided; on the driver."""
+        """On the driver: abort the last run's leftovers, and find out whether the micro-batch was decided."""
         with self._options.open_location() as storage:
             location = QueryLocation(storage)
             query_id, newest = location.query_id(), location.newest_planned()
             planned = None if newest is None else location.planned(newest)
         if newest is None or planned is None:
-            raise InvalidArgumentError("the query has planned no micro-batch", location=self._options.location)
+            raise InvalidArgumentError(
+                "Spark's log at checkpointLocation has no planned micro-batch: check the option",
+                location=self._options.location,
+            )
         with self._coordinator(query_id) as (coordinator, query):
             coordinator.start(newest, self._schema, planned.plan)
             self._begun = Begun(query_id, newest, planned.plan, coordinator.number, coordinator.is_decided(newest))
@@ -281,13 +285,13 @@ class StreamWriter(ImmediateAcks, _SparksWriter):
             raise InvalidArgumentError(
                 "the option checkpointLocation names another query's location", planned=begun.batch_id, batch=batch_id
             )
-        if begun.is_decided:  # the operators before it must have seen all rows
+        if begun.is_decided:  # the operators upstream must still see all rows
             return Written(partition, sum(rows.num_rows for rows in iterator), "", begun)
         written = write_attempt(self._sink, self._query, self._option_names, batch_id, self._schema, iterator)
         return Written(partition, *written, begun)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Decide the micro-batch and make it visible; on the driver."""
+        """On the driver: decide the micro-batch and make it visible."""
         written = [one for one in messages if isinstance(one, Written)]
         if not written:
             return
@@ -301,7 +305,7 @@ class StreamWriter(ImmediateAcks, _SparksWriter):
                 coordinator.finish(batchId, prepared, begun.plan)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Abort what a failed micro-batch prepared, as far as messages tell; the next start does the rest."""
+        """Abort the prepared parts whose messages arrived; the next start aborts the rest."""
         written = [one for one in messages if isinstance(one, Written)]
         if written and len(written) < len(messages):
             begun = written[0].begun
@@ -317,7 +321,7 @@ class StreamWriter(ImmediateAcks, _SparksWriter):
             yield Coordinator(self._sink, query, decisions, retained, location=self._options.location), query
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the part that may travel: no credentials, and nothing of the driver's."""
+        """Return the state to pickle, without credentials and driver-only parts."""
         return self.__dict__ | {"_options": None}
 
 
@@ -345,7 +349,7 @@ class _Source(SinkSource):
         return [name.strip() for name in self.options.get(option, "").split(",") if name.strip()]
 
     def _text(self, option: str, default: object, pattern: str, what: str) -> str:
-        """Return an option's value. Raises `InvalidArgumentError` if it does not match: it must be `what`."""
+        """Return an option's value. Raises `InvalidArgumentError` if it is not `what`."""
         value = self.options.get(option, str(default)).lower()
         if not re.fullmatch(pattern, value):
             raise InvalidArgumentError(f"the option {option} must be {what}", given=value)
@@ -415,7 +419,7 @@ SINK_SOURCES = (PostgresSource, KafkaSource, ParquetSource, DeltaSource)
 
 
 def register(spark: SparkSession) -> None:
-    """Register ``format("holdfast")`` and the sinks' formats, if Spark has not found them by itself."""
+    """Register ``format("holdfast")`` and the sinks' formats, unless Spark has found them."""
     from holdfast.spark_integration.state_source.reading import register_source
 
     for source in (StateSource, *SINK_SOURCES):

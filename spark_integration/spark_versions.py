@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import Row, StructType
 
 OLDEST = (4, 0)
-#: From here on Spark hands Arrow batches to a writer of a stream in Python.
+#: Since this version Spark passes Arrow batches to a stream writer in Python.
 STREAMS_TO_ARROW = (4, 1)
 
 
@@ -64,7 +64,7 @@ def require_arrow_streams(version: str = pyspark.__version__) -> None:
     """Reject a Spark whose streams cannot be written as Arrow batches. Raises `InvalidArgumentError`."""
     if minor_version(version) < STREAMS_TO_ARROW:
         raise InvalidArgumentError(
-            "sinks are data sources from Spark 4.1 on: write with foreachBatch(holdfast.sinks.exactly_once(sink))",
+            "sinks are data sources since Spark 4.1: write with foreachBatch(holdfast.sinks.exactly_once(sink))",
             spark=version,
         )
 
@@ -93,8 +93,8 @@ def require_fitting_arrow(arrow_version: str, spark_version: str = pyspark.__ver
     if limit is not None and minor_version(arrow_version)[0] >= limit:
         raise InvalidArgumentError(
             f"Spark {spark_version} cannot run applyInPandasWithState, which holdfast builds on, with pyarrow "
-            f"{arrow_version}: install 'pyarrow<{limit}' on the driver and the executors, or a Spark from 4.0.5 or "
-            "4.1.4 on"
+            f"{arrow_version}: install 'pyarrow<{limit}' on the driver and the executors, or Spark 4.0.5, "
+            "4.1.4 or newer"
         )
 
 
@@ -110,7 +110,7 @@ def require_protobuf() -> None:
 
 
 def require_host_of_processors(*, classic: bool, version: str = pyspark.__version__) -> None:
-    """Refuse a session that has no ``transformWithStateInPandas``, in which processors of streams run."""
+    """Refuse a session without ``transformWithStateInPandas``, which runs a stream's processors."""
     if not classic and minor_version(version) < (4, 1):
         raise InvalidArgumentError(
             "over Spark Connect, processors of streams need Spark 4.1: use a classic session, or applyInArrowWithState",
@@ -119,7 +119,7 @@ def require_host_of_processors(*, classic: bool, version: str = pyspark.__versio
 
 
 def java_versions(spark_version: str = pyspark.__version__) -> frozenset[int]:
-    """Return the long-term Java versions that a version of Spark runs on."""
+    """Return the long-term-support Java versions that a version of Spark runs on."""
     return frozenset({17, 21, 25} if minor_version(spark_version) >= (4, 2) else {17, 21})
 
 
@@ -127,7 +127,7 @@ def java_versions(spark_version: str = pyspark.__version__) -> frozenset[int]:
 
 
 def state_partitions(property_of: Callable[[str], str], *, in_sparks_thread: bool) -> int | None:
-    """Return how many partitions Spark's state has, as its offset log pins them; None if unknown.
+    """Return the number of partitions of Spark's state, as its offset log pins it; None if unknown.
 
     Spark 4.0 pins it in the session's ``spark.sql.shuffle.partitions``, which counts only `in_sparks_thread`.
     """
@@ -141,7 +141,7 @@ def _number(text: str) -> int | None:
 
 
 def wrong_type(name: str, expected: str, given: object) -> PySparkTypeError:
-    """Return Spark's error for an argument of a wrong type, with this version's error class."""
+    """Return Spark's error for an argument of the wrong type, with this version's error class."""
     of_argument = {"arg_name": name, "arg_type": type(given).__name__}
     if _SPARK >= (4, 2):
         return PySparkTypeError(
@@ -152,7 +152,7 @@ def wrong_type(name: str, expected: str, given: object) -> PySparkTypeError:
 
 
 def version_of(spark: SparkSession) -> str:
-    """Return the version of a session's Spark, for people to read."""
+    """Return the version of a session's Spark, for messages."""
     return spark.version
 
 
@@ -164,7 +164,7 @@ def java_stack(error: BaseException) -> str:
 
 
 def is_classic(session: SparkSession) -> bool:
-    """Tell whether a session is in the driver's process: not over Spark Connect, which has no SparkContext."""
+    """Return whether a session is in the driver's process: not over Spark Connect, which has no SparkContext."""
     return hasattr(session, "sparkContext")
 
 
@@ -187,7 +187,7 @@ def prefers_nullable_integers(session: SparkSession) -> bool:
 
 
 def makes_frames_anew(*, beside_initial_state: bool = False) -> bool:
-    """Tell whether a processor's frames and keys are made from Python values, with initial state or without."""
+    """Return whether a processor's frames and keys are made from Python values, with or without initial state."""
     if beside_initial_state:
         return _SPARK >= (4, 2)
     return _SPARK >= (4, 1)
@@ -201,7 +201,7 @@ def takes_integers_as_decimals(session: SparkSession) -> bool:
 
 
 def is_on(session: SparkSession, name: str, *default: str) -> bool:
-    """Return whether a session has switched something on: ``True`` is ``true`` to Spark, which returns it as given."""
+    """Return whether a session setting is on: Spark accepts ``True`` and returns it as given."""
     return str(session.conf.get(name, *default)).strip().lower() == "true"
 
 
@@ -216,7 +216,7 @@ def arrow_to_pandas(batch: pa.RecordBatch, timezone: str, *, prefer_int_ext_dtyp
     import pyarrow as pa
 
     serializer = _serializer(timezone, safecheck=True, int_to_decimal_coercion_enabled=False)
-    columns = pa.Table.from_batches([batch]).itercolumns()  # not the batch's: those of a table have names
+    columns = pa.Table.from_batches([batch]).itercolumns()  # not the batch's: a table's columns have names
     if _SPARK >= (4, 1):
         return [serializer.arrow_to_pandas(column, at) for at, column in enumerate(columns)]
     return [serializer.arrow_to_pandas(column) for column in columns]

@@ -117,9 +117,9 @@ class StatefulStream(JoinableStream):
         Raises
         ------
         AnalysisException, PySparkTypeError, PySparkIndexError, IndexError
-            As Spark's own method raises them: no such column, or something that is not a column.
+            As in Spark: no such column, or an argument is not a column.
         InvalidArgumentError
-            No key, two different keys of the same name, or a type that cannot be grouped by.
+            No key, two different keys with the same name, or a type that cannot be grouped by.
         """
         return GroupedStream(self.df, resolve_keys(self.df, keys))
 
@@ -130,7 +130,7 @@ class StatefulStream(JoinableStream):
         slideDuration: str | None = None,
         startTime: str | None = None,
     ) -> WindowedStream:
-        """Group by windows of time alone; otherwise as `GroupedStream.window`."""
+        """Group by time windows only; see `GroupedStream.window`."""
         return windowed(self.df, Grouping([], []), timeColumn, windowDuration, slideDuration, startTime)
 
     def dropDuplicates(
@@ -141,11 +141,11 @@ class StatefulStream(JoinableStream):
         Parameters
         ----------
         subset : list of str, optional
-            The columns that tell rows apart; by default all.
+            Columns that identify a duplicate; by default all.
         ttl : str, optional
-            How long a key is remembered after its first row, such as ``"1 day"``: in event time if the input has a
-            watermark, else in processing time. By default for ever, as in Spark, unless the column of the watermark is
-            in `subset`.
+            How long to remember a key after its first row, such as ``"1 day"``: in event time if the input has a
+            watermark, else in processing time. By default forever, as in Spark, unless `subset` has the watermark's
+            column.
         name : str
             Name of the operator, which identifies its state for good. Unique in a query.
 
@@ -157,9 +157,9 @@ class StatefulStream(JoinableStream):
         Raises
         ------
         AnalysisException, PySparkTypeError
-            As Spark's own method raises them: no such column, or anything but a list of names.
+            As in Spark: no such column, or `subset` is not a list of names.
         InvalidArgumentError
-            A column of a type that cannot be grouped by, or a wrong name or setting; nothing has run.
+            A column's type cannot be grouped by, or a name or setting is invalid. Nothing has run.
 
         Examples
         --------
@@ -175,19 +175,19 @@ class StatefulStream(JoinableStream):
         Parameters
         ----------
         subset, name
-            As in `dropDuplicates`, which also says what is returned and raised.
+            As in `dropDuplicates`, which also documents the result and the errors.
 
         Raises
         ------
         InvalidArgumentError
-            No stream with a watermark.
+            The input is not a stream with a watermark.
         """
         return deduplicated_within_watermark(self.df, subset, name)
 
-    if not TYPE_CHECKING:  # which know by themselves
+    if not TYPE_CHECKING:  # type checkers report it themselves
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Raise AttributeError, saying where the method is."""
+            """Raise an AttributeError that says where the method is."""
             if hasattr(GroupedStream, name):
                 raise AttributeError(f"group first: holdfast.stream(df).groupBy(…).{name}(…)", name=name)
             if name == "writeStream":
@@ -211,10 +211,10 @@ class GroupedStream:
     df: DataFrame
     grouping: Grouping
 
-    if not TYPE_CHECKING:  # which know by themselves
+    if not TYPE_CHECKING:  # type checkers report it themselves
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Raise AttributeError, saying where the method is."""
+            """Raise an AttributeError that says where the method is."""
             if name in _SPARKS_AGGREGATES:
                 of = "" if name == "count" else "'column'"
                 raise AttributeError(f"{name} goes into agg: groupBy(…).agg(n=holdfast.{name}({of}))", name=name)
@@ -235,13 +235,13 @@ class GroupedStream:
         Parameters
         ----------
         *aggregates : Aggregate
-            With Spark's names, such as ``max(delay)``, or those that `Aggregate.alias` has given.
+            Named as in Spark, such as ``max(delay)``, or by `Aggregate.alias`.
         outputMode : {"update"}
-            The query must be started in it: each micro-batch shows the keys that had rows.
+            Start the query in this mode: each micro-batch emits the keys that had rows.
         name : str
             Name of the operator, which identifies its state for good. Unique in a query.
         **named : Aggregate
-            By column.
+            By output column.
 
         Returns
         -------
@@ -251,9 +251,9 @@ class GroupedStream:
         Raises
         ------
         AnalysisException
-            As of Spark's own aggregation: no such column, or one of a wrong type.
+            As in Spark: no such column, or a column of the wrong type.
         InvalidArgumentError
-            No aggregate, or a wrong name, mode or setting; nothing has run.
+            No aggregate, or an invalid name, mode or setting. Nothing has run.
 
         Examples
         --------
@@ -270,14 +270,14 @@ class GroupedStream:
         slideDuration: str | None = None,
         startTime: str | None = None,
     ) -> WindowedStream:
-        """Group by windows of time, too, as by Spark's ``F.window``: call `WindowedStream.agg` on what is returned.
+        """Also group by time windows, as Spark's ``F.window`` does; then call `WindowedStream.agg`.
 
         Parameters
         ----------
         timeColumn : str or Column
-            Of timestamps; a row without one is in no window.
+            Timestamps; a row with a null timestamp is in no window.
         windowDuration, slideDuration, startTime : str
-            As in Spark's ``F.window``: the windows' length, their distance, and their offset from 1970.
+            As in Spark's ``F.window``: the length of a window, the time between two starts, and their offset from 1970.
 
         Returns
         -------
@@ -286,7 +286,7 @@ class GroupedStream:
         Raises
         ------
         AnalysisException, IllegalArgumentException
-            As Spark's function raises them for an invalid duration. `WindowedStream.agg` finds a wrong column.
+            As in Spark, for an invalid duration. `WindowedStream.agg` reports an invalid column.
 
         Examples
         --------
@@ -296,14 +296,14 @@ class GroupedStream:
         return windowed(self.df, self.grouping, timeColumn, windowDuration, slideDuration, startTime)
 
     def session(self, timeColumn: str | Column, gap: str | Column) -> SessionStream:
-        """Group by sessions, too, as by Spark's ``F.session_window``: call `SessionStream.agg` on what is returned.
+        """Also group by sessions, as Spark's ``F.session_window`` does; then call `SessionStream.agg`.
 
         Parameters
         ----------
         timeColumn : str or Column
-            Of timestamps; a row without one is in no session.
+            Timestamps; a row with a null timestamp is in no session.
         gap : str or Column
-            A session is over when so much time has passed after its last row.
+            A session ends when this much time has passed since its last row.
 
         Returns
         -------
@@ -331,25 +331,25 @@ class GroupedStream:
         outputMode: str = "update",
         name: str = "top",
     ) -> DataFrame:
-        """Keep the first rows of each key in the order of some columns: by default those with the largest values.
+        """Keep each key's first `n` rows in the order of some columns, largest values first by default.
 
         Parameters
         ----------
         n : int
-            How many.
+            Rows per key.
         by : str or list of str
             Columns to sort by, as ``DataFrame.sort`` does: null sorts below all values, NaN above all numbers.
-            Of equal rows the one that came first stays.
+            Among equal rows, the first to arrive stays.
         ascending : bool or list of bool
-            Whether the smallest values come first; for all columns, or for each.
+            Whether the smallest values come first; for all columns, or per column.
         emit : {"list", "changes"}
-            Show the whole list of a key when its rows have changed, with their ``place`` from 1 on; or the rows that
-            have left it and entered it, with ``change_type`` "delete" and "insert".
+            Emit a key's whole list when it has changed, with each row's ``place``, counted from 1; or only the rows
+            that left and entered it, with ``change_type`` "delete" and "insert".
         ttl : str, optional
-            How long a key is remembered after the newest row in its list, such as ``"7 days"``: in event time if the
-            input has a watermark, whose late rows are then dropped, else in processing time. By default for ever.
+            How long to remember a key after the newest row in its list, such as ``"7 days"``: in event time if the
+            input has a watermark, and late rows are then dropped; else in processing time. By default forever.
         outputMode : {"append", "update"}
-            The query must be started in the same mode.
+            Start the query in the same mode.
         name : str
             Name of the operator, which identifies its state for good. Unique in a query.
 
@@ -363,7 +363,7 @@ class GroupedStream:
         AnalysisException
             No such column.
         InvalidArgumentError
-            A column that cannot be kept or sorted by, or a wrong argument or setting; nothing has run.
+            A column cannot be stored or sorted by, or an argument or setting is invalid. Nothing has run.
 
         Examples
         --------
@@ -379,10 +379,10 @@ class GroupedStream:
         Parameters
         ----------
         by : str or list of str
-            Columns whose largest values the newest row has, as ``DataFrame.sort`` orders them. Of equal rows the one
-            that came first stays.
+            Columns in which the newest row has the largest values, as ``DataFrame.sort`` orders them. Among equal
+            rows, the first to arrive stays.
         ttl, outputMode, name
-            As in `top`, which also says what is raised.
+            As in `top`, which also documents the errors.
 
         Returns
         -------
@@ -405,44 +405,44 @@ class GroupedStream:
         timeMode: TimeMode = "None",
         stateChanges: StateChanges | None = None,
     ) -> DataFrame:
-        """Call a vectorised function once per shard and micro-batch, with state kept in between.
+        """Call a vectorised function once per shard and micro-batch, and keep its state in between.
 
         Parameters
         ----------
         func : callable
             Takes a `ShardBatch`: the rows grouped by key, and their state. Returns a `pyarrow.Table` or a dict of the
-            output columns, where one row a key goes without keys; or None. It may run again for the same micro-batch
-            after a failure, with the same state.
+            output columns, without the key columns if it has one row per key; or None. After a failure it may run
+            again for the same micro-batch, with the same state.
         outputStructType : StructType or str
             Columns that `func` returns.
         stateStructType : StructType, str, StateTable, or mapping of str to one of these
             Columns of each key's state, in ``batch.state``; or several tables by name, in ``batch.states``.
         outputMode : {"append", "update"}
-            As for ``applyInPandasWithState``; the query must be started in the same mode.
+            As in ``applyInPandasWithState``; start the query in the same mode.
         name : str, optional
             Name of the operator, which identifies its state for good; by default the function's name. Unique
             in a query.
         timeMode : {"None", "ProcessingTime", "EventTime"}
-            The clock of ``batch.timers``, as for Spark's ``transformWithState``; "None" for no timers. "EventTime" also
-            drops late rows: those that are not newer than the previous micro-batch's watermark.
+            The clock of ``batch.timers``, as in Spark's ``transformWithState``; "None" for no timers. "EventTime" also
+            drops late rows: those not newer than the previous micro-batch's watermark.
         stateChanges : mapping, optional
             Columns of stored state to drop and to rename: ``{"drop": ["m"], "rename": {"old": "new"}}``; by table if
-            there are several. May stay in the code afterwards: docs/state-schema.md.
+            there are several. It may stay in the code afterwards: docs/state-schema.md.
 
         Returns
         -------
         pyspark.sql.DataFrame
-            Without a watermark, whatever its columns: if windows or the like follow, use `transformWithState`.
+            It has no watermark, whatever its columns: if windows or the like follow, use `transformWithState`.
 
         Raises
         ------
         InvalidArgumentError
-            A schema, the mode, the name or a setting is wrong; nothing has run.
+            A schema, the mode, the name or a setting is invalid. Nothing has run.
 
         Notes
         -----
         Exactly once: state is kept if and only if Spark commits the micro-batch. Spark allows one such
-        operator in a query unless ``spark.sql.streaming.unsupportedOperationCheck`` is false.
+        operator per query unless ``spark.sql.streaming.unsupportedOperationCheck`` is false.
         """
         time = time_column_of(self.df)
         require_takes_batch(func)
@@ -488,19 +488,19 @@ class GroupedStream:
         Parameters
         ----------
         func : callable
-            As for Spark's ``applyInPandasWithState``: takes the key as a tuple, an iterator of the key's rows as pandas
+            As in Spark's ``applyInPandasWithState``: takes the key as a tuple, an iterator of the key's rows as pandas
             frames, and the key's `GroupState`; returns an iterable of frames.
         outputStructType, stateStructType : StructType or str
             Columns of the frames that `func` returns, and of each key's state.
         outputMode : {"append", "update"}
-            The query must be started in the same mode.
+            Start the query in the same mode.
         timeoutConf : {"NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"}
         name : str, optional
             Name of the operator, which identifies its state for good; by default the function's name. Unique
             in a query.
         stateChanges : mapping, optional
-            Columns of stored state to drop and to rename: ``{"drop": ["m"], "rename": {"old": "new"}}``. May stay in
-            the code afterwards: docs/state-schema.md.
+            Columns of stored state to drop and to rename: ``{"drop": ["m"], "rename": {"old": "new"}}``. It may stay
+            in the code afterwards: docs/state-schema.md.
 
         Returns
         -------
@@ -509,9 +509,9 @@ class GroupedStream:
         Raises
         ------
         InvalidArgumentError
-            The name, a type or a setting is wrong; nothing has run.
+            The name, a type or a setting is invalid. Nothing has run.
         AssertionError, PySparkException
-            As Spark's own method raises them.
+            As in Spark.
 
         Notes
         -----
@@ -560,25 +560,25 @@ class GroupedStream:
         Parameters
         ----------
         statefulProcessor : pyspark.sql.streaming.StatefulProcessor
-            Takes and returns `Row` objects. ``init`` runs here once, to learn which state it declares, and then in each
-            call of a shard, on a new copy.
+            Takes and returns `Row` objects. ``init`` runs once here, to learn the state it declares, and then in each
+            call of a shard, on a fresh copy.
         outputStructType : StructType or str
-            Columns of the rows that it returns.
+            Columns of the rows it returns.
         outputMode : {"append", "update", "complete"}
-            Changes nothing but what a restart must pass again; the query is started in append or update mode.
+            No effect, but a restart must pass the same; start the query in append or update mode.
         timeMode : {"None", "ProcessingTime", "EventTime"}
             The clock of its timers. TTL needs "ProcessingTime". "EventTime" also drops late rows.
         initialState : GroupedData, optional
-            A batch DataFrame of this session, grouped by columns of the same types. Before a new query's first
-            micro-batch ``handleInitialState`` gets each of its rows; a restart does not read it.
+            A batch DataFrame of this session, grouped by columns of the same types. In a new query,
+            ``handleInitialState`` gets each of its rows before the first micro-batch; a restart does not read it.
         eventTimeColumnName : str, optional
             A timestamp column of the output that gives stateful operators downstream a watermark.
         name : str, optional
             Name of the operator, which identifies its state for good; by default the name of the processor's class,
-            without underscores at its beginning. Unique in a query.
+            without leading underscores. Unique in a query.
         stateChanges : mapping, optional
             By variable, columns of stored state to drop and to rename: ``{"total": {"drop": ["m"], "rename": {"old":
-            "new"}}}``. May stay in the code afterwards: docs/state-schema.md.
+            "new"}}}``. It may stay in the code afterwards: docs/state-schema.md.
 
         Returns
         -------
@@ -587,15 +587,14 @@ class GroupedStream:
         Raises
         ------
         InvalidArgumentError
-            An argument, a type or a setting is wrong, or the processor cannot be pickled; nothing has run.
+            An argument, a type or a setting is invalid, or the processor cannot be pickled. Nothing has run.
         IllegalArgumentException, PySparkRuntimeError
-            As Spark's own method raises them, here or in the first micro-batch: for an unknown mode, a wrong
-            declaration.
+            As in Spark, here or in the first micro-batch: for an unknown mode or an invalid declaration.
 
         Notes
         -----
-        Exactly once: state is kept if and only if Spark commits the micro-batch. docs/transform-with-state.md says
-        where and why holdfast differs from Spark on purpose.
+        Exactly once: state is kept if and only if Spark commits the micro-batch. docs/transform-with-state.md
+        lists the intended differences from Spark.
         """
         output = declared_struct(outputStructType, "outputStructType")
         timezone = str(self.df.sparkSession.conf.get("spark.sql.session.timeZone"))

@@ -1,4 +1,4 @@
-"""Timers of keys: in the order in which they are due, and at most one for each key.
+"""Timers of keys, sorted by due time, and at most one per key.
 
 A table's rows are sorted by a 64-bit hash; `Timers` keep the due time in the hash's place::
 
@@ -8,12 +8,12 @@ A table's rows are sorted by a 64-bit hash; `Timers` keep the due time in the ha
     0x800001…90          "ann"      0x01…
     0x800001…90          "bob"      0x1f…            ← due at the same time: by key
 
-So firing costs by due timers, not by registered ones. A backend may have to skip deleted timers: a caller that knows
-when no earlier timer exists passes that time.
+So firing costs by due timers, not by registered ones. A backend may have to skip deleted timers, so a caller passes the
+time before which it knows none is due.
 
 `KeyTimers` keep at most one timer per key, in two tables: `timers` by key, so that a new timer finds the old one, and
 `timers_by_due` by time. A key with a timer need not have state. The column of `timers` is named after the clock: an
-operator that is given the other clock is refused, as its timers would be due in another century.
+operator with the other clock is refused, as its timers would be due in another century.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
 
 _ZERO = np.uint64(1 << 63)
 _KEY_HASH = "key_hash"
-# In which the earliest timer is looked for; seven ranges reach the end of time.
+# Ranges searched for the earliest timer; seven reach the end of time.
 _FIRST_RANGE_MS, _RANGE_GROWTH = 1_000, 256
 
 _VALUES = pa.schema([(_KEY_HASH, pa.uint64())])
 TIMERS, TIMERS_BY_DUE = TIMERS_TABLE, "timers_by_due"
-#: The column of `timers` that says when one is due, by clock.
+#: The column of `timers` with the due time, by clock.
 DUE: Mapping[TimeoutConf, str] = {"EventTimeTimeout": "due_ms", "ProcessingTimeTimeout": "due_processing_ms"}
 #: No timer, in arrays of due times; times that can be set are not negative.
 NO_TIMER = -1
 _TAKEN_AT_ONCE = 65_536
 AT_ONCE_BYTES = 32 << 20
-#: Used until the size of the state is known; and the growth factor afterwards, since rows may be absent.
+#: Used until the size of the state is known; then the growth factor, since rows may be absent.
 _FIRST, _GROWTH = 256, 8
 
 
@@ -58,17 +58,17 @@ def timers_schema(table: str, key_types: pa.Schema) -> TableSchema:
 
 
 def first_due_ms(run: Run) -> int:
-    """Return when the first of at least one timer is due."""
+    """Return the first timer's due time; the run is not empty."""
     return int(_to_ms(run.hashes[:1])[0])
 
 
 def is_by_time(schema: TableSchema) -> bool:
-    """Tell whether a table holds timers, by a type that no user's column has."""
+    """Return whether a table holds timers: no user's column has that type."""
     return bool(schema.value.equals(_VALUES))
 
 
 def hashes_of_keys(run: Run) -> HashArray:
-    """Return the hashes of the timers' keys; the timers themselves are placed by time."""
+    """Return the hashes of the timers' keys; the timers are placed by time."""
     hashes: HashArray = run.values.column(0).to_numpy()
     return hashes
 
@@ -84,9 +84,9 @@ def _values_of(keys: Keys) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class DueTimers:
-    """Some timers."""
+    """Timers and the keys they belong to."""
 
-    keys: Keys  #: With the hashes of the keys themselves, for look-ups
+    keys: Keys  #: With the keys' hashes, for look-ups
     due_ms: IntArray  #: Ascending
 
     def __len__(self) -> int:
@@ -109,17 +109,17 @@ class Timers:
         self._table = table
 
     def add(self, keys: Keys, due_ms: IntArray) -> None:
-        """Add a timer for each key, beside those it has."""
+        """Add a timer per key, beside those it has."""
         if len(keys):
             self._transaction.put(self._table, Keys(_to_hash(due_ms), keys.columns), _values_of(keys))
 
     def remove(self, keys: Keys, due_ms: IntArray) -> None:
-        """Remove each key's timer at its time, if there is one."""
+        """Remove each key's timer at that time, if it exists."""
         if len(keys):
             self._transaction.delete(self._table, Keys(_to_hash(due_ms), keys.columns))
 
     def due(self, first_ms: int, before_ms: int, timers_each: int) -> Iterator[DueTimers]:
-        """Yield timers due in [first_ms, before_ms), earliest first, in parts; changes meanwhile have no effect."""
+        """Yield timers due in [first_ms, before_ms), earliest first, in parts; concurrent changes have no effect."""
         if first_ms < before_ms:
             for run in self._transaction.scan(self._table, _bound(first_ms), _bound(before_ms - 1)):
                 for chunk in run.chunks(timers_each, run.size_bytes + 1):
@@ -128,7 +128,7 @@ class Timers:
     def taken(self, first_ms: int, before_ms: int) -> Iterator[DueTimers]:
         """Remove and yield timers due in [first_ms, before_ms), earliest first, with as many keys as fit at once.
 
-        What is read of these keys decides how many fit. Write after the last: each write before a look-up is searched.
+        The state read per key decides how many fit. Write after the last: a look-up searches all earlier writes.
         """
         at_once, measures = KeysAtOnce(), self._transaction.measures
         for due in self.due(first_ms, before_ms, _TAKEN_AT_ONCE):
@@ -139,7 +139,7 @@ class Timers:
                 at_once.learn(len(some), measures.moved_bytes - moved_bytes)
 
     def earliest(self, first_ms: int) -> int | None:
-        """Return when the earliest timer at or after `first_ms` is due; None if there is none."""
+        """Return the earliest due time from `first_ms`; None if there is none."""
         start, width = _bound(first_ms), _FIRST_RANGE_MS
         while start <= MAX_HASH:
             end = min(start + width, MAX_HASH)
@@ -175,7 +175,7 @@ def due_before_ms(timeout_conf: TimeoutConf, times: BatchTimes) -> int:
 
 
 class KeyTimers:
-    """The timers of a shard's keys, none before `earliest_ms`, and one exactly then if `is_exact`."""
+    """The timers of a shard's keys: none is due before `earliest_ms`, and one exactly then if `is_exact`."""
 
     def __init__(
         self, transaction: Transaction, timeout_conf: TimeoutConf, earliest_ms: int | None, *, is_exact: bool = True
@@ -192,7 +192,7 @@ class KeyTimers:
         return {TIMERS: by_key, TIMERS_BY_DUE: timers_schema(TIMERS_BY_DUE, key_types)}
 
     def get(self, keys: Keys) -> IntArray:
-        """Return when each key's timer is due; `NO_TIMER` if it has none."""
+        """Return each key's due time; `NO_TIMER` if it has no timer."""
         if self._earliest_ms is None:
             return np.full(len(keys), NO_TIMER)
         found = self._transaction.get(TIMERS, keys)
@@ -228,25 +228,25 @@ class KeyTimers:
         return due
 
     def due(self, before_ms: int, timers_each: int) -> Iterator[DueTimers]:
-        """Yield the timers now due before `before_ms`, at most `timers_each` at once."""
+        """Yield the timers due before `before_ms`, at most `timers_each` at once."""
         if self._earliest_ms is not None:
-            # If none is due at that time, it was that of a table of an earlier run, and would stay for ever.
+            # If none is due then, the time is of an earlier run's table, and would stay forever.
             self._is_exact &= self._earliest_ms >= before_ms
             yield from self._by_due.due(self._earliest_ms, before_ms, timers_each)
 
     def earliest(self, none_before_ms: int) -> int | None:
-        """Return when the earliest timer is due, known to be not before `none_before_ms`."""
+        """Return the earliest due time, known to be at least `none_before_ms`."""
         if self._earliest_ms is None or self._is_exact:
             return self._earliest_ms
         return self._by_due.earliest(max(self._earliest_ms, none_before_ms))
 
 
 class KeysAtOnce:
-    """The number of keys that fit into `AT_ONCE_BYTES`, judging by the last ones."""
+    """The number of keys that fit into `AT_ONCE_BYTES`, estimated from the last keys."""
 
     def __init__(self, count: int = _FIRST) -> None:
         self.count = count
 
     def learn(self, keys: int, size_bytes: int) -> None:
-        """Learn from the bytes that some keys read and wrote."""
+        """Update the estimate with the bytes that some keys read and wrote."""
         self.count = max(1, min(AT_ONCE_BYTES * keys // max(1, size_bytes), _GROWTH * max(keys, self.count)))

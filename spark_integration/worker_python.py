@@ -1,8 +1,8 @@
-"""The Python that Spark starts for tasks on this machine, beside the one that this program runs in.
+"""Check the Python that Spark starts for tasks on this machine against the program's own.
 
 Spark takes ``PYSPARK_PYTHON``, or else the ``python3`` of the PATH, unless a setting of the session names another. A
-program that an IDE, cron or ``venv/bin/python app.py`` starts has an environment that is not on the PATH, so that its
-tasks fail, each with a page of Java: without PySpark in that ``python3``, the worker does not even start.
+program started by an IDE, cron or ``venv/bin/python app.py`` has an environment that is not on the PATH. Its tasks then
+fail, each with a page of Java: without PySpark in that ``python3``, the worker does not even start.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 def require_worker_python(session: SparkSession) -> None:
-    """Refuse a local session whose tasks would run another Python; costs 50 ms if it is not this one."""
+    """Refuse a local session whose tasks would run a different Python; costs 50 ms unless it is this one."""
     if not is_classic(session) or not str(session.sparkContext.master).startswith("local"):
         return
     program = session.conf.get(_SETTING, None) or session.sparkContext.pythonExec
     problem = problem_of(program)
     if problem is not None:
         raise InvalidArgumentError(
-            f"Spark would run this program's tasks in another Python, {problem}: set the environment variable "
+            f"Spark would run this program's tasks in a different Python, {problem}: set the environment variable "
             f"PYSPARK_PYTHON to {sys.executable} before the session starts, or activate the environment; with "
             "spark-submit, set spark.pyspark.python",
             workers=program,
@@ -64,7 +64,7 @@ def problem_of(program: str) -> str | None:
     if _is_own(Path(found)):
         return None
     needed = ["pandas", "pyarrow"] if _spark_sends_pyspark() else ["pyspark", "pandas", "pyarrow"]
-    # As a zip file it travels to the workers with spark.submit.pyFiles.
+    # spark.submit.pyFiles sends it to the workers as a zip file.
     if not isinstance(holdfast.__spec__.loader, zipimport.zipimporter):
         needed.append(f"{holdfast.__name__}.spark_integration")
     try:
@@ -85,12 +85,12 @@ def problem_of(program: str) -> str | None:
 
 
 def _spark_sends_pyspark() -> bool:
-    """Whether Spark puts its own PySpark on the workers' path: as a zip file, which uv's installation does not have."""
+    """Whether Spark puts its own PySpark on the workers' path: a zip file, which uv's installation lacks."""
     home = os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent
     return Path(home, "python", "lib", "pyspark.zip").is_file()
 
 
 def _is_own(program: Path) -> bool:
-    """Whether a program is this process's Python: links of two environments may lead to one interpreter."""
+    """Whether a program is this process's Python: two environments may link to one interpreter."""
     own = Path(sys.executable)
     return program.parent.samefile(own.parent) and program.samefile(own)

@@ -25,7 +25,7 @@ def test_a_program_in_an_environment_that_is_not_activated_is_told_what_to_set(t
     program = Path(__file__).with_name("other_python.py")
     out, _ = run_program(program, tmp_path, environment={"PATH": path})
     said, jobs, found = json.loads(out)
-    assert "another Python, which has no " in said
+    assert "a different Python, which has no " in said
     assert "pandas, pyarrow, holdfast" in said
     assert f"PYSPARK_PYTHON to {sys.executable}" in said
     assert jobs == 0
