@@ -1,7 +1,7 @@
-"""Time and randomness: the one place that asks the machine for either.
+"""Time and randomness: the only module that reads the clocks and the random source.
 
-Components never call these functions directly. They take them as arguments with these defaults
-(``new_id: Callable[[], str] = clock.new_id``), so that a test can pass its own and reproduce any fault.
+Components take these functions as arguments with defaults (``new_id: Callable[[], str] = clock.new_id``), so that a
+test can pass its own and reproduce any fault.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import uuid
 
 
 def now_ms() -> int:
-    """Return the wall-clock time in milliseconds since 1970; it may jump, so it only labels things."""
+    """Return the wall-clock time in ms since 1970; it may jump, so it only serves as a label."""
     return time.time_ns() // 1_000_000
 
 
 def monotonic_ms() -> int:
-    """Return milliseconds since some moment in the past; never goes back, so it measures durations."""
+    """Return ms since an arbitrary moment; never goes back, so it measures durations."""
     return time.monotonic_ns() // 1_000_000
 
 
 def monotonic_ns() -> int:
-    """Return nanoseconds since some moment in the past, to measure less than a millisecond."""
+    """Return nanoseconds since an arbitrary moment, for durations under a millisecond."""
     return time.monotonic_ns()
 
 
@@ -33,8 +33,8 @@ def sleep_ms(milliseconds: int) -> None:
 
 
 def chance() -> float:
-    """Return a random number, from 0 to below 1."""
-    return random.random()  # noqa: S311  nothing secret
+    """Return a random number in [0, 1)."""
+    return random.random()  # noqa: S311  not a secret
 
 
 def new_id() -> str:
@@ -43,5 +43,5 @@ def new_id() -> str:
 
 
 def new_uuid() -> str:
-    """Return a random UUID, as Spark gives one to a query."""
+    """Return a random UUID, such as Spark's query ids."""
     return str(uuid.UUID(bytes=secrets.token_bytes(16), version=4))

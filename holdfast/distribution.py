@@ -1,7 +1,7 @@
-"""The distribution that this package is installed from: its name on PyPI, its version, and its namesake there.
+"""The distribution of this package: its name on PyPI, its version, and its namesake.
 
-On PyPI, ``holdfast`` is another project, whose package has the same name. pip installs both into one folder, where the
-later of the two replaces ``holdfast/__init__.py``, and removing either takes it away from both.
+On PyPI, ``holdfast`` is an unrelated project whose package has the same name. pip installs both into one folder: the
+later one replaces ``holdfast/__init__.py``, and uninstalling either removes it from both.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from holdfast.errors import ConflictError, InvalidArgumentError
 
 NAME = "holdfast-spark"
-#: The only place of the version; pyproject.toml reads it here.
+#: Defined only here; pyproject.toml reads it.
 VERSION = "0.1.0"
 NAMESAKE = "holdfast"
 
@@ -25,13 +25,13 @@ _CURE = f"pip uninstall {NAMESAKE}, then pip install --force-reinstall --no-deps
 
 
 def pip_install(extra: str) -> str:
-    """Return the command that adds what an extra needs."""
+    """Return the command that installs an extra."""
     return f"pip install '{NAME}[{extra}]'"
 
 
 @contextmanager
 def needs_extra(name: str) -> Iterator[None]:
-    """Say what to install if an import fails. Raises `InvalidArgumentError` if a package is missing."""
+    """Raise `InvalidArgumentError`, naming the extra to install, if an import fails."""
     try:
         yield
     except ModuleNotFoundError as exc:
@@ -55,11 +55,11 @@ def refuse_old_spark(exc: ImportError) -> None:
 
 @functools.cache
 def require_no_namesake() -> None:
-    """Raise `ConflictError` if ``import holdfast`` gives another project's package; warn if it owns files here."""
+    """Raise `ConflictError` if ``import holdfast`` finds the other project's package; warn if it owns files here."""
     first = sys.modules["holdfast"]
     if not hasattr(first, "_EXPORTS"):
         raise ConflictError(
-            f"`import holdfast` gives another project's package, not {NAME}: {_CURE}", module=first.__file__
+            f"`import holdfast` finds another project's package, not {NAME}: {_CURE}", module=first.__file__
         )
     if (other := _namesake()) is not None:
         warnings.warn(

@@ -1,4 +1,4 @@
-"""Every error that holdfast raises, grouped by what a handler would do.
+"""Every error that holdfast raises, grouped by what a handler does.
 
 ::
 
@@ -35,8 +35,8 @@ class HoldfastError(Exception):
     message : str
         What is wrong and what to do about it, lower case, without a full stop.
     **facts : object
-        What the message is about, in the order in which to show it. Kept as plain values: anything but a
-        string, number, boolean or None is kept as its text, so that the error always pickles.
+        The facts behind the message, in display order. Anything but a string, number, boolean or None is kept as its
+        text, so that the error always pickles.
     """
 
     retryable: ClassVar[bool] = False
@@ -73,7 +73,7 @@ class ClosedError(HoldfastError):
 
 
 class UnavailableError(HoldfastError):
-    """Storage, server or network did not answer as it should: the same call may succeed later."""
+    """Storage, server or network did not respond properly: the same call may succeed later."""
 
     retryable: ClassVar[bool] = True
 
@@ -83,7 +83,7 @@ class CorruptionError(HoldfastError):
 
 
 class SchemaMismatchError(HoldfastError):
-    """State and code disagree about a column: evolve the state, or correct the column that is named."""
+    """State and code disagree about a column: evolve the state, or correct the named column."""
 
 
 class StateLostError(HoldfastError):
@@ -97,12 +97,12 @@ def class_of(name: str, default: type[HoldfastError]) -> type[HoldfastError]:
 
 
 def _plain(value: object) -> Fact:
-    # Exact types: a subclass (an enum, numpy's float64) may not pickle where the error arrives.
+    # Exact types: a subclass (an enum, numpy's float64) may not unpickle where the error arrives.
     return value if type(value) in (str, int, float, bool, type(None)) else str(value)  # type: ignore[return-value]
 
 
 def _shown(value: Fact) -> str:
-    # Quoted where the end of the value could not be seen otherwise.
+    # Quoted if the end of the value would be unclear.
     if isinstance(value, str) and (not value or any(c.isspace() or c == "=" for c in value)):
         return repr(value)
     return str(value)

@@ -1,24 +1,24 @@
-"""Whether a query is running, stopped, stale or failing; since when, and why; and figures with their sources.
+"""A query's health: running, stopped, stale or failing, since when and why, with figures and their sources.
 
 ::
 
-    a failure that is not over, lost state, starts that commit nothing   ─▶  failing
+    a persisting failure, lost state, starts that commit nothing         ─▶  failing
     seen within its pace, and its processes have not ended               ─▶  running
-    its processes have ended; or it pauses no longer than it does        ─▶  stopped
+    its processes have ended; or it pauses no longer than usual          ─▶  stopped
     restored, rescaled or cloned, and not started yet                    ─▶  stopped
-    anything else: silent longer than its pace, and nothing says why     ─▶  stale
+    anything else: silent for longer than its pace, for no known reason  ─▶  stale
 
-The **pace** is five minutes, or twice the usual time between micro-batches, or four times what one usually takes,
-whichever is longest. A query that runs for a minute each hour is *stopped* between its runs, and *stale* once it has
+The **pace** is the longest of five minutes, twice the usual time between micro-batches, and four times the usual
+duration of one. A query that runs for a minute each hour is *stopped* between its runs, and *stale* once it has
 been silent for twice as long as usual.
 
-The signs and their sources, none of which needs the query to answer::
+The signs and their sources; none needs a response from the query::
 
     state directory     <operator>/claims/…     its runs: begun when, seen when, at which micro-batch, which driver
-                        shard-…/commits/…       when something was stored last
+                        shard-…/commits/…       the last time something was stored
                         shard-…/troubles/…      what failed
     checkpointLocation  offsets/, commits/      when each retained micro-batch was planned and committed
-    this machine        the processes of runs; state servers, which remember the rows of the last micro-batches
+    this machine        the processes of runs; state servers, with the rows of the last micro-batches
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from holdfast.spark_integration.spark_types import type_name
 
 _UNITS = ((24 * 60 * 60_000, "d"), (60 * 60_000, "h"), (60_000, "min"), (1_000, "s"))
 SHOWN_MAX = 20
-#: Shown as the sign of work if nothing is newer than the claim.
+#: Shown as the last sign of work if the claim is the newest sign.
 BY_CLAIM = "its claim in the state directory"
 State = Literal["running", "stopped", "stale", "failing"]
-#: The pace is that of this many of the last micro-batches.
+#: The number of last micro-batches that determine the pace.
 RECENT = 20
-#: This many starts without a commit are a failure: the first may have been killed, the second be at work.
+#: This many starts without a commit are a failure: the first may have been killed, the second may still run.
 STARTS_IN_VAIN = 3
 _NAME_IT = "pass the query's checkpointLocation as well"
 #: By table, its ``key`` and ``value`` columns as name and type.
@@ -60,17 +60,17 @@ SparkTables = dict[str, dict[str, list[tuple[str, str]]]]
 
 
 def count(value: float) -> str:
-    """Return a whole number with its thousands marked."""
+    """Return a whole number with thousands separators."""
     return f"{value:,.0f}"
 
 
 def counted(value: float, noun: str) -> str:
-    """Return how many of something there are: 1 commit, 2 commits."""
+    """Return a number and its noun: 1 commit, 2 commits."""
     return f"{count(value)} {noun}{'' if value == 1 else 's'}"
 
 
 def duration(ms: float) -> str:
-    """Return a length of time in its largest one or two units: 3 min 20 s."""
+    """Return a duration in its one or two largest units: 3 min 20 s."""
     if ms < 1_000:
         return f"{ms:.0f} ms"
     for place, (unit_ms, name) in enumerate(_UNITS):
@@ -82,7 +82,7 @@ def duration(ms: float) -> str:
 
 
 def ago(at_ms: int, now_ms: int) -> str:
-    """Return how long ago a moment was; a future one is now, since clocks differ a little."""
+    """Return the time since a moment in words; the future counts as now, since clocks differ a little."""
     return "now" if now_ms - at_ms < 1_000 else f"{duration(now_ms - at_ms)} ago"
 
 
@@ -98,11 +98,11 @@ def percent(share: float) -> str:
 
 @dataclass(frozen=True, order=True)
 class Report:
-    """A report, as a listing shows it."""
+    """A failure report, as listed."""
 
     stored_ms: int
     shard: str  #: The shard's prefix
-    key: str  #: Below the shard
+    key: str  #: Relative to the shard
 
     @property
     def batch_id(self) -> int | None:
@@ -112,13 +112,13 @@ class Report:
 
 @dataclass(frozen=True)
 class Failure:
-    """A failure, as its report describes it."""
+    """A failure, read from its report."""
 
     shard: str  #: The shard's prefix
     stored_ms: int  #: When it was stored, by the store's clock
     what: str  #: What fails: ``snapshot``, ``clean-up`` or ``micro-batch 42``
     error: str
-    in_a_row: int = 0  #: How often in a row; 0 if the report cannot be read
+    in_a_row: int = 0  #: Number of failures in a row; 0 if the report cannot be read
     host: str = ""
 
     def sentence(self, now_ms: int) -> str:
@@ -140,12 +140,12 @@ def still(found: Iterable[Report], committed: int | None) -> Iterator[Report]:
 
 
 def read_failures(storage: ObjectStorage, of: Iterable[Report]) -> list[Failure]:
-    """Read the first `SHOWN_MAX` reports. Raises `UnavailableError` if the storage does not answer."""
+    """Read the first `SHOWN_MAX` reports. Raises `UnavailableError`."""
     found = []
     for report in [*of][:SHOWN_MAX]:
         try:
             trouble = read_trouble(PrefixedStorage(storage, report.shard), report.key)
-        except NotFoundError:  # over since the listing
+        except NotFoundError:  # resolved since the listing
             continue
         except CorruptionError as exc:
             found.append(Failure(report.shard, report.stored_ms, report.key, str(exc)))
@@ -160,25 +160,25 @@ class QueryRun:
     """One start of a query."""
 
     run_id: str
-    started_ms: int  #: By the clock of the machine that began it
-    seen_ms: int  #: When it showed last that it was at work, by the store's clock
-    batch_id: int | None  #: At which micro-batch it was then; None where that is not known
-    has_ended: bool | None  #: Whether its driver has; None where that cannot be seen from this machine
+    started_ms: int  #: By the clock of the machine that started it
+    seen_ms: int  #: The last sign of work, by the store's clock
+    batch_id: int | None  #: The micro-batch it ran then; None if unknown
+    has_ended: bool | None  #: Whether its driver has ended; None if this machine cannot tell
 
 
 @dataclass(frozen=True)
 class Signs:
     """What is known of a query."""
 
-    runs: tuple[QueryRun, ...] = ()  #: The last ones of a day, as far as claims tell; the newest last
-    stored_ms: int = 0  #: When an operator stored a commit or snapshot last; 0 where none has
-    #: The query's own micro-batches that Spark retains, ascending; None where its location is not known
+    runs: tuple[QueryRun, ...] = ()  #: The runs of the last day that claims show, newest last
+    stored_ms: int = 0  #: The last time an operator stored a commit or snapshot; 0 if never
+    #: The query's own micro-batches that Spark retains, ascending; None if its location is unknown
     log: tuple[LoggedTimes, ...] | None = None
-    #: The last micro-batches that state servers on this machine remember, newest first
+    #: The last micro-batches known to state servers on this machine, newest first
     measured: tuple[RecentBatch, ...] = ()
-    reports: tuple[Report, ...] = ()  #: Failures, the newest first, whether they are over or not
-    lost: str = ""  #: Why state of the query cannot be used; empty where it can, as far as is known
-    awaits_start: bool = False  #: Whether it was restored, rescaled or cloned, and no run has claimed it yet
+    reports: tuple[Report, ...] = ()  #: Failures, resolved ones included, newest first
+    lost: str = ""  #: Why the query's state cannot be used; empty if nothing is known against it
+    awaits_start: bool = False  #: Whether it was restored, rescaled or cloned, and not yet claimed by a run
 
     @property
     def run(self) -> QueryRun | None:
@@ -210,7 +210,7 @@ class Signs:
 
     @property
     def seen(self) -> tuple[int, str]:
-        """When the query was last seen at work, and by what; (0, "") if never."""
+        """The last sign of work and its source; (0, "") if none."""
         signs = [(self.stored_ms, "the newest stored commit")]
         signs += [(self.run.seen_ms, BY_CLAIM)] if self.run else []
         signs += [(one.batch_ms, "a state server on this machine") for one in self.measured[:1]]
@@ -224,8 +224,8 @@ class OperatorSigns:
     """The signs in one operator's directory."""
 
     name: str
-    record: OperatorRecord | HoldfastError  #: The error if it is damaged, or deleted since it was listed
-    claim: Claim | None = None  #: The newest; None where there is none, or it cannot be read
+    record: OperatorRecord | HoldfastError  #: The error if it is damaged, or was deleted since the listing
+    claim: Claim | None = None  #: The newest; None if there is none, or it cannot be read
     stored_ms: int = 0  #: As in `Signs`
     reports: tuple[Report, ...] = ()
     awaits_start: bool = False  #: As in `Signs`
@@ -249,21 +249,21 @@ class OperatorSigns:
 
     @property
     def query_id(self) -> str:
-        """The query that owns it or, if its record cannot be read, that claimed it last; empty if unknown."""
+        """The owning query or, if the record cannot be read, the last to claim it; empty if unknown."""
         owner = self.record if isinstance(self.record, OperatorRecord) else self.claim
         return owner.query_id if owner else ""
 
 
 def origin_of(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
-    """Return what a query began with; None if nothing, or if unreadable."""
+    """Return a query's origin; None if it has none, or if it is unreadable."""
     try:
         return find_origin(storage, query_id)
-    except CorruptionError:  # the start reports it
+    except CorruptionError:  # reported when the query starts
         return None
 
 
 def of_its_own(log: Iterable[LoggedTimes], origin: QueryOrigin | None) -> list[LoggedTimes]:
-    """Return the micro-batches that a query ran itself: those of a restore carry the restore's time."""
+    """Return the micro-batches a query ran itself: a restore's entries have the time of the restore."""
     first = origin.first_batch if origin else 0
     return [one for one in log if one.batch_id >= first]
 
@@ -274,7 +274,7 @@ def signs_of(
     log: Sequence[LoggedTimes] | None,
     live: Iterable[RecentBatch],
 ) -> Signs:
-    """Return a query's signs, from its log (see `of_its_own`) and the `live` state servers of this machine."""
+    """Return a query's signs; `log`: see `of_its_own`; `live`: from this machine's state servers."""
     lost = [one.name for one in operators if isinstance(one.record, HoldfastError)]
     return Signs(
         runs_of((one.claim for one in operators if one.claim), query_id),
@@ -318,37 +318,37 @@ def _run(claimed: Sequence[ClaimingRun]) -> QueryRun:
 class Pace:
     """The pace of a query, from its last micro-batches."""
 
-    batches: int = 0  #: Of how many micro-batches; 0 if unknown
-    between_ms: float | None = None  #: The usual time from one to the next
-    takes_ms: float | None = None  #: How long one usually takes
-    span_ms: int = 0  #: The time in which they began
-    pause_ms: float | None = None  #: How long it usually pauses, if it has paused at least twice
+    batches: int = 0  #: Number of micro-batches considered; 0 if unknown
+    between_ms: float | None = None  #: The usual time between two
+    takes_ms: float | None = None  #: The usual duration of one
+    span_ms: int = 0  #: The time between the first and the last
+    pause_ms: float | None = None  #: The usual pause, if there were at least two
     known_from: str = ""
 
     @property
     def silence_ms(self) -> float:
-        """How long a running query may be silent."""
+        """The longest silence of a running query."""
         return max(ALIVE_MS, 2 * (self.between_ms or 0), 4 * (self.takes_ms or 0))
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A query's state, and why."""
+    """A query's state and the reason for it."""
 
     state: State
-    since_ms: int  #: Since when; 0 where that is not known
+    since_ms: int  #: 0 if unknown
     why: str  #: In a sentence or two
-    failure: Report | None = None  #: The newest failure that is not over
+    failure: Report | None = None  #: The newest persisting failure
 
 
 def pace_of(signs: Signs) -> Pace:
     """Return a query's pace."""
-    # The time between two starts is not a pause if the first run was at work until the second.
+    # The time between two starts is not a pause if the first run worked until the second.
     pauses = _pauses((after.started_ms - before.seen_ms for before, after in pairwise(signs.runs)), ALIVE_MS)
     if signs.log:
         planned = [one.planned_ms for one in signs.log]
         took = [one.committed_ms - one.planned_ms for one in signs.log[-RECENT:] if one.committed_ms is not None]
-        took = [one for one in took if one >= 0]  # a copy of a location has the times of copying
+        took = [one for one in took if one >= 0]  # a copied location has the times of the copy
         known = _paced(planned, "Spark's log", median(took) if took else None, signs.runs)
         pauses = pauses or _pauses((after - before for before, after in pairwise(planned)), known.silence_ms)
     else:
@@ -372,11 +372,11 @@ def _paced(begun_ms: Sequence[int], known_from: str, takes_ms: float | None, run
 
 
 def _is_between_runs(before_ms: int, after_ms: int, runs: Sequence[QueryRun]) -> bool:
-    """Tell whether a known start of the query falls between two micro-batches."""
+    """Return whether a known start of the query falls between two micro-batches."""
     starts = [run.started_ms for run in runs]
     if any(before_ms < start <= after_ms for start in starts):
         return True
-    # What began before all known starts is unknown.
+    # Starts before the first known one are unknown.
     return len(starts) > 1 and before_ms < min(starts)
 
 
@@ -387,7 +387,7 @@ def _pauses(gaps_ms: Iterable[int], silence_ms: float) -> list[int]:
 
 
 def judge(signs: Signs, now_ms: int) -> Verdict:
-    """Judge a query by its signs. `now_ms`: the time, by a clock close to the store's."""
+    """Judge a query by its signs. `now_ms`: the time by a clock close to the store's."""
     pace, failing = pace_of(signs), signs.failing
     of_batch = next((one for one in failing if one.batch_id is not None), None)
     newest = failing[0] if failing else None
@@ -425,7 +425,7 @@ def _running(signs: Signs, now_ms: int) -> Verdict:
 
 
 def _starts_in_vain(signs: Signs) -> Verdict | None:
-    """Return a verdict if one start after another gets no further."""
+    """Return a verdict if repeated starts make no progress."""
     run = signs.run
     if run is None or run.batch_id is None or (signs.committed_id or -1) >= run.batch_id:
         return None
@@ -450,7 +450,7 @@ def _at_rest(signs: Signs, pace: Pace, now_ms: int) -> Verdict | None:
     if not has_ended and silent_ms <= pace.silence_ms:
         return None
     silence = f"No micro-batch for {duration(silent_ms)}, according to {shown_by}"
-    if shown_by == BY_CLAIM:  # it may have worked for two minutes more
+    if shown_by == BY_CLAIM:  # it may have worked for two more minutes
         silence = (
             f"Last seen at work {ago(seen_ms, now_ms)}, according to {shown_by}, which is renewed every two minutes"
         )
@@ -471,11 +471,11 @@ def _at_rest(signs: Signs, pace: Pace, now_ms: int) -> Verdict | None:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a query."""
+    """A figure of a query."""
 
     name: str
-    value: str  #: ``unknown`` if it is
-    known_from: str  #: Its source; or why it is unknown
+    value: str  #: ``unknown`` if it is unknown
+    known_from: str  #: Its source, or why it is unknown
 
 
 @dataclass(frozen=True)
@@ -485,11 +485,11 @@ class Health:
     query_id: str
     operators: tuple[str, ...]  #: The names of its operators' directories
     state: State
-    since_ms: int  #: Since when; 0 where that is not known
+    since_ms: int  #: 0 if unknown
     why: str
     figures: tuple[Figure, ...]
-    failure: Failure | None  #: The newest one that is not over
-    committed: int | None  #: The last micro-batch that is known to be committed
+    failure: Failure | None  #: The newest persisting failure
+    committed: int | None  #: The last micro-batch known to be committed
 
 
 def health_of(
@@ -508,7 +508,7 @@ def health_of(
     )
     rows, left = _rows(signs), _left(signs)
     figures: tuple[Figure, ...] = (_often(pace, signs), rows, _takes(pace, signs), left)
-    if found.state == "stopped":  # no program is there that could tell them
+    if found.state == "stopped":  # no program is left to provide them
         figures = tuple(one for one in figures if one.value != "unknown" or one not in (rows, left))
     return Health(
         query_id, tuple(operators), found.state, found.since_ms, found.why, figures, newest, signs.committed_id
@@ -527,7 +527,7 @@ def _often(pace: Pace, signs: Signs) -> Figure:
 
 def _rows(signs: Signs) -> Figure:
     name, last = "Rows per second", signs.measured[:RECENT]
-    # The newest may be at work, and none after it says how long it took.
+    # The newest may still be running: its duration is unknown.
     if len(last) < 2 or last[0].batch_ms <= last[-1].batch_ms:
         where = "only state servers on the query's machines count rows"
         return Figure(name, "unknown", "this machine's servers saw fewer than two micro-batches" if last else where)
@@ -561,7 +561,7 @@ def _left(signs: Signs) -> Figure:
 
 
 def tables_of(storage: ObjectStorage, record: OperatorRecord | HoldfastError) -> SparkTables | HoldfastError:
-    """Return the tables that an operator's state now holds, or the error of its record or tables."""
+    """Return an operator's current tables, or the error of its record or tables."""
     if isinstance(record, HoldfastError):
         return record
     try:

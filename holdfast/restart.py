@@ -1,4 +1,4 @@
-"""When `holdfast.run` starts a query again after a failure: Flink's restart strategies.
+"""When `holdfast.run` restarts a query after a failure: Flink's restart strategies.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Savepoints: self-contained copies of a query's state, which belong to the user and which holdfast never deletes.
+"""Savepoints: self-contained copies of a query's state, owned by the user and never deleted by holdfast.
 
 ::
 
@@ -67,12 +67,12 @@ def read(target: str | Path, name: str, options: Mapping[str, str] = _NO_OPTIONS
         The directory of savepoints.
     name : str
     options : mapping of str to str, optional
-        What a query sets as ``spark.holdfast.storage.*``.
+        Storage options, as in ``spark.holdfast.storage.*``.
 
     Raises
     ------
     NotFoundError
-        There is none of this name, or it was never finished.
+        No savepoint has this name, or it is unfinished.
     CorruptionError
         Its manifest is damaged.
     """
@@ -95,8 +95,8 @@ def verify(target: str | Path, name: str, options: Mapping[str, str] = _NO_OPTIO
 def leftovers(target: str | Path, name: str, options: Mapping[str, str] = _NO_OPTIONS) -> list[str]:
     """Return the keys of objects in a savepoint's folder that are not part of it; see `read`.
 
-    Repeated tasks left them, or failed attempts at a savepoint of this name. They harm no restore, and are deleted with
-    the savepoint; if you read the folder without `read` or `load`, leave them out.
+    Repeated tasks or failed attempts at this savepoint left them. They do not affect a restore, and are deleted with
+    the savepoint; skip them if you read the folder without `read` or `load`.
     """
     with open_storage(str(target), options) as storage:
         savepoint = _stored.read_savepoint(storage, name)
@@ -117,21 +117,21 @@ def diff(
     Parameters
     ----------
     name, other : str
-        The earlier and the later one.
+        The earlier and the later savepoint.
     keys : int
-        How many differing keys to return, per table and kind.
+        The most differing keys to return, per table and kind.
     other_target : str or pathlib.Path, optional
-        The directory of the other one; by default the first's.
+        The other savepoint's directory; by default the first's.
 
     Returns
     -------
     tuple of list of str and list of TableDifference
-        What differs besides the state, in words, and each table of the operators that both have.
+        The differences outside the state, in words, and those of each table of the operators both have.
 
     Raises
     ------
     NotFoundError, CorruptionError
-        One of them is missing or damaged.
+        A savepoint is missing or damaged.
     """
     with (
         open_storage(str(target), options) as storage,
@@ -145,12 +145,12 @@ def diff(
 
 
 def delete(target: str | Path, name: str, options: Mapping[str, str] = _NO_OPTIONS) -> int:
-    """Delete a savepoint, or the remains of an unfinished one; return how many objects it had.
+    """Delete a savepoint, finished or not; return its number of objects.
 
     Raises
     ------
     NotFoundError
-        There is none of this name.
+        No savepoint has this name.
     """
     with open_storage(str(target), options) as storage:
         return _stored.delete_savepoint(storage, name)

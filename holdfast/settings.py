@@ -1,9 +1,9 @@
 """Settings from Spark's configuration, as plain values.
 
 Everything under ``spark.holdfast.`` belongs to holdfast. Unknown keys are refused: a misspelt one would silently do
-nothing. The values travel to the workers with the operator; those under ``spark.holdfast.storage.`` do not, because
-they may be credentials: a worker reads them from its task's properties, and only their names are kept here. Those under
-``spark.holdfast.sink.<name>.`` are that sink's, which checks them itself; the sinks are unknown here.
+nothing. The values travel to the workers with the operator, except those under ``spark.holdfast.storage.``, which may
+be credentials: a worker reads them from its task's properties, and only their names are kept here. Each sink checks its
+own options under ``spark.holdfast.sink.<name>.``.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from holdfast.snapshotter.storage.options import parse_url
 
 PREFIX = "spark.holdfast."
 STORAGE_PREFIX = PREFIX + "storage."
-#: Then a sink's name, a dot, and an option: credentials among them, so no setting here keeps one.
+#: Followed by a sink's name, a dot and an option; never kept here, as some are credentials.
 SINK_PREFIX = PREFIX + "sink."
 RETAINED = "spark.sql.streaming.minBatchesToRetain"
 APPLICATION = "spark.app.id"
-#: Per operator. Each is a row of Spark's state, and part of every task's plan.
+#: Per operator. Each is a row of Spark's state and part of every task's plan.
 MOST_SHARDS = 1 << 16
 
 TimeoutRule = Literal["documented", "spark"]
@@ -67,7 +67,7 @@ def _whole(least: int = 1, most: int | None = None, hint: str = "") -> Callable[
 def _carried_bytes(value: str) -> int:
     size_bytes = 0 if value.strip() == "0" else parse_size(value)
     if size_bytes > 1 << 20:
-        raise ValueError("it must be at most 1m: Spark writes it with every micro-batch, for each shard")
+        raise ValueError("it must be at most 1m: Spark writes it in every micro-batch for each shard")
     return size_bytes
 
 
@@ -94,7 +94,7 @@ def _setting(key: str, parse: Callable[[str], Any], default: Any) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user configured; docs/configuration.md describes the keys below ``spark.holdfast.``."""
+    """The user's settings; docs/configuration.md describes the keys below ``spark.holdfast.``."""
 
     backend: str = _setting("backend", _text, "memory")
     state_dir: str | None = _setting("state.dir", _location, None)
@@ -111,24 +111,24 @@ class Settings:
     metrics_in_progress: bool = _setting("metrics.inProgress", _flag, False)
     metrics_port: int | None = _setting("metrics.port", _whole(1024, 65535), None)
     metrics_address: str = _setting("metrics.address", _text, "127.0.0.1")
-    retained_versions: int = 100  #: How many versions back the query may return: `RETAINED`
-    application: str = ""  #: Spark's own id of the application that runs the query
-    driver: str = ""  #: The process that defined the query, and runs it; empty over Spark Connect
-    #: How a task tells that process of its query (`holdfast.spark_integration.shard.news`); empty elsewhere
+    retained_versions: int = 100  #: Versions the query may go back: `RETAINED`
+    application: str = ""  #: Spark's id of the application that runs the query
+    driver: str = ""  #: The process that defined and runs the query; empty over Spark Connect
+    #: How a task reports to that process (`holdfast.spark_integration.shard.news`); empty elsewhere
     news: bytes = field(default=b"", repr=False)
     storage_names: tuple[str, ...] = ()  #: Below ``spark.holdfast.storage.``; their values are never kept here
     backend_options: Mapping[str, str] = field(default_factory=dict)  #: Below ``spark.holdfast.<backend>.``
 
     @classmethod
     def parse(cls, configuration: Mapping[str, str], backends: Collection[str] = ()) -> Settings:
-        """Read the keys below ``spark.holdfast.``; others are ignored. Raises `InvalidArgumentError`.
+        """Read the keys below ``spark.holdfast.``; ignore others. Raises `InvalidArgumentError`.
 
-        `backends`: names of the known ones, which check their options themselves when chosen.
+        `backends`: names of the known backends; the chosen one checks its own options.
         """
         known = {f.metadata["key"]: f for f in fields(cls) if f.metadata}
         values: dict[str, Any] = {}
         storage_names = []
-        # Include the chosen one: if it is unknown, the user should see that error first.
+        # With the chosen backend: if it is unknown, the user should see that error first.
         named = {*backends, configuration.get(PREFIX + "backend", cls.backend).strip()}
         options: dict[str, dict[str, str]] = {name: {} for name in named}
         for full_key, value in configuration.items():
@@ -158,12 +158,12 @@ class Settings:
         return cls(**values, storage_names=tuple(sorted(storage_names)), backend_options=chosen)
 
     def storage_values(self, configuration: Mapping[str, str]) -> dict[str, str]:
-        """Return the values of `storage_names`, which only the configuration has."""
+        """Return the values of `storage_names` from the configuration."""
         return {name: configuration[STORAGE_PREFIX + name] for name in self.storage_names}
 
 
 def _check_sink_key(full_key: str) -> None:
-    """Refuse keys that are not a sink's option; only its query knows whether the name exists."""
+    """Refuse keys that cannot be a sink's option; only its query knows whether the sink exists."""
     name, _, option = full_key.removeprefix(SINK_PREFIX).partition(".")
     if not name or not option:
         raise InvalidArgumentError(
@@ -174,7 +174,7 @@ def _check_sink_key(full_key: str) -> None:
 def _retained(value: str) -> int:
     try:
         return max(1, int(value))
-    except ValueError as exc:  # Spark checks what a session sets, but not the option of a stream
+    except ValueError as exc:  # Spark checks a session's setting, but not a stream's option
         raise InvalidArgumentError(f"{RETAINED} cannot be {value!r}: it must be a whole number") from exc
 
 

@@ -1,4 +1,4 @@
-"""Exactly-once results: sinks that show each micro-batch once, together with the state behind it.
+"""Exactly-once results: sinks that show each micro-batch once, consistent with its state.
 
 ::
 
@@ -58,7 +58,7 @@ def postgres(
     Parameters
     ----------
     name : str
-        Identifies the sink: one query writes under one name, and ``spark.holdfast.sink.<name>.`` are its options, by
+        Identifies the sink; one query writes under one name. Its options are ``spark.holdfast.sink.<name>.``, with
         libpq's names: ``host``, ``password``, ``sslmode``.
     table : str
         As in SQL: ``totals``, ``shop.totals``, ``shop."Totals"``.
@@ -67,7 +67,7 @@ def postgres(
     create : bool
         Create the table if it is missing, with the keys as its primary key.
     schema : str, optional
-        Where the sink keeps its marks and staging tables; by default beside the table.
+        The schema of the sink's marks and staging tables; by default the table's.
     dsn : str
         A libpq connection string without credentials. Options take precedence over it.
 
@@ -87,14 +87,14 @@ def kafka(name: str, topic: str | None = None, *, servers: str | None = None, ti
     Parameters
     ----------
     name : str
-        Identifies the sink: one query writes under one name, and ``spark.holdfast.sink.<name>.`` are its options, by
+        Identifies the sink; one query writes under one name. Its options are ``spark.holdfast.sink.<name>.``, with
         librdkafka's names: ``security.protocol``, ``sasl.password``.
     topic : str, optional
         The topic of all messages; without it, rows need a column ``topic``.
     servers : str, optional
         Bootstrap brokers, such as ``host:port,host:port``; the option ``bootstrap.servers`` takes precedence.
     timeout_s : float
-        How long to wait for brokers to answer: 0.001 to 3600.
+        How long to wait for a response of the brokers: 0.001 to 3600.
 
     Raises
     ------
@@ -121,8 +121,8 @@ def delta(
     Parameters
     ----------
     name : str
-        Identifies the sink: one query writes under one name, and ``spark.holdfast.sink.<name>.`` are its options, named
-        as those of ``spark.holdfast.storage.``; those that only `deltalake` knows go under ``….delta.``.
+        Identifies the sink; one query writes under one name. Its options are ``spark.holdfast.sink.<name>.``, named as
+        in ``spark.holdfast.storage.``; those specific to `deltalake` go under ``….delta.``.
     url : str
         The table's URL, without credentials.
     keys : sequence of str, optional
@@ -141,20 +141,20 @@ def delta(
         A parameter is invalid, or a package is missing.
     """
     with needs_extra("delta"):
-        import holdfast.spark_integration.sinks.delta.commits  # noqa: F401  said here, not at the first start
+        import holdfast.spark_integration.sinks.delta.commits  # noqa: F401  fails here, not at the first start
     return DeltaSink(name, os.fspath(url), keys, partition_by, create, compression, file_mb)
 
 
 def parquet(name: str, url: str | os.PathLike[str], *, compression: str = "zstd", file_mb: int = 128) -> TwoPhaseSink:
-    """Return a sink into Parquet files, from which `read_parquet` reads whole micro-batches.
+    """Return a sink into Parquet files; `read_parquet` reads whole micro-batches from them.
 
     Parameters
     ----------
     name : str
-        Identifies the sink: one query writes under one name, and ``spark.holdfast.sink.<name>.`` are its options, named
-        as those of ``spark.holdfast.storage.``.
+        Identifies the sink; one query writes under one name. Its options are ``spark.holdfast.sink.<name>.``, named as
+        in ``spark.holdfast.storage.``.
     url : str
-        A folder on any storage that holdfast knows, without credentials.
+        A folder on any storage that holdfast supports, without credentials.
     compression : {"zstd", "snappy", "gzip", "lz4", "none"}
     file_mb : int
         Approximate size of a file, in MB of uncompressed rows, which a task holds in memory.

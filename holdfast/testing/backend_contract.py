@@ -1,13 +1,13 @@
 """The promises of `holdfast.backends.base.Backend`, as tests that every backend must pass.
 
-Subclass it in your own tests and say how to make a backend::
+Subclass it in your tests and create a backend in a fixture::
 
     class TestMine(BackendContract):
         @pytest.fixture
         def make_backend(self) -> MakeBackend:
             return lambda directory, tables: MyBackend(directory, tables, clock.new_id)
 
-The tests use nothing but the methods of `Backend`, so they hold for any kind of working state.
+The tests use only the methods of `Backend`, so they hold for any kind of working state.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from holdfast.testing.state_rows import (
 )
 
 MANY = tuple((f"user {i}", i) for i in range(1000))
-#: The same names with other columns, and fewer names.
+#: The same names with different columns, and fewer names.
 OTHER_VALUE = TABLES | {"counts": TableSchema.of("counts", COUNTS.key, pa.schema([("n", pa.string())]))}
 OTHER_KEY = TABLES | {"counts": TableSchema.of("counts", pa.schema([("user", pa.int64())]), COUNTS.value)}
 FEWER = {"members": MEMBERS, "pairs": PAIRS}
-#: A table as it was, and as it is later.
+#: A table before and after a change.
 _NARROW = TableSchema.of("t", COUNTS.key, pa.schema([("n", pa.int32())]))
 _WIDE = TableSchema.of("t", COUNTS.key, pa.schema([("n", pa.int64()), ("note", pa.string())]))
 _NAMES = [(f"user {i}",) for i in range(300)]
@@ -58,7 +58,7 @@ CopyOf = Callable[[Pointer, Backend], Path]
 
 
 def copy_frozen(backend: Backend, pointer: Pointer, target: Backend) -> Path:
-    """Copy a version's frozen files, as a download would, to where another backend takes them."""
+    """Copy a version's frozen files, as a download would, to a folder for another backend."""
     folder = target.directory.with_name(f"{target.directory.name}-{target.new_id()}")
     folder.mkdir(parents=True)
     for path in backend.freeze(pointer):
@@ -74,7 +74,7 @@ def make_versions(backend: Backend) -> None:
 
 
 def same(one: View, other: View) -> bool:
-    """Tell whether two views answer every kind of question alike."""
+    """Return whether two views give the same answer to every kind of query."""
     names = keys_of(COUNTS, [("user 1",), ("user 999",), ("new",), ("nobody",), ("user 1",)])
     prefixes = keys_of(TABLES["pairs"].prefix(1), [(1,), (2,)])
 
@@ -93,7 +93,7 @@ def same(one: View, other: View) -> bool:
 
 
 class StoredElsewhere(FrozenFiles):
-    """Frozen files as a look-up sees them: fetched on demand. `stored`: the files there."""
+    """Frozen files that a look-up fetches on demand. `stored`: the files at their source."""
 
     def __init__(self, paths: list[Path], folder: Path) -> None:
         folder.mkdir()
@@ -135,7 +135,7 @@ class BackendFilesContract(BackendRowsContract):
     # Opening frozen files in place.
 
     def test_a_frozen_version_is_read_where_it_lies(self, backend: Backend, tmp_path: Path) -> None:
-        """Look-ups answer as an open version does, whatever they fetch of it, and fetch no other files."""
+        """Look-ups answer like an open version, whatever they fetch of it, and fetch no other files."""
         make_versions(backend)
         for pointer in (P1, P2):
             files = StoredElsewhere(backend.freeze(pointer), tmp_path / f"elsewhere-{pointer}")
@@ -170,7 +170,7 @@ class BackendFilesContract(BackendRowsContract):
     # Freezing.
 
     def test_frozen_files_are_there_and_do_not_change(self, backend: Backend) -> None:
-        """An upload reads files that later commits and maintenance leave alone."""
+        """An upload reads files that later commits and maintenance do not change."""
         backend.apply(None, P1, counts(*((str(i), i) for i in range(100))), {})
         frozen = {path: path.read_bytes() for path in backend.freeze(P1)}
         assert frozen
@@ -180,7 +180,7 @@ class BackendFilesContract(BackendRowsContract):
         assert {path: path.read_bytes() for path in backend.freeze(P1)} == frozen
 
     def test_links_to_frozen_files_stay_when_the_version_goes(self, backend: Backend) -> None:
-        """A slow upload reads links of its own: commits, retention and clean-up leave them whole."""
+        """A slow upload reads its own links, which commits, retention and clean-up leave intact."""
         make_versions(backend)
         folder = backend.directory.with_name("links")
         folder.mkdir()
@@ -201,7 +201,7 @@ class BackendFilesContract(BackendRowsContract):
     def test_a_thawed_version_answers_as_the_frozen_one(
         self, backend: Backend, other: Backend, copy_of: CopyOf, pointer: Pointer
     ) -> None:
-        """A restore from a snapshot of files: reads, properties and later versions are the same."""
+        """After a restore from a snapshot, reads, properties and later versions are the same."""
         folder = copy_of(pointer, other)
         other.thaw(pointer, folder)
         assert not folder.exists()
@@ -219,7 +219,7 @@ class BackendFilesContract(BackendRowsContract):
     def test_a_thawed_version_can_be_frozen_and_thawed_again(
         self, backend: Backend, other: Backend, copy_of: CopyOf
     ) -> None:
-        """State travels on: from the machine that restored it to the next one, and back."""
+        """State moves from the machine that restored it to the next one, and back."""
         other.thaw(P2, copy_of(P2, other))
         other.apply(P2, P3, counts(("dan", 4)), {"step": 3})
         backend.thaw(P3, copy_frozen(other, P3, backend))
@@ -230,7 +230,7 @@ class BackendFilesContract(BackendRowsContract):
             assert users(old, "dan", "user 1") == [None, (1,)]
 
     def test_thawing_twice_does_no_harm(self, other: Backend, copy_of: CopyOf) -> None:
-        """Two attempts restore one version, even while somebody reads it or has built on it."""
+        """Two attempts restore one version, even while it is read or has descendants."""
         other.thaw(P1, copy_of(P1, other))
         with other.view(P1) as view:
             other.apply(P1, P2, no_counts("user 1"), {})
@@ -270,7 +270,7 @@ class BackendFilesContract(BackendRowsContract):
             assert users(second, "user 1", "never") == [(-1,), None]
 
     def test_a_dropped_version_can_be_thawed_again(self, backend: Backend, copy_of: CopyOf) -> None:
-        """Where its files come from, some of them may still be in use."""
+        """Some of its files may still be in use."""
         folder = copy_of(P1, backend)
         backend.drop([P1])
         backend.thaw(P1, folder)
@@ -297,7 +297,7 @@ class BackendFilesContract(BackendRowsContract):
         self._is_refused(other, wanted, copy_of(P2, other), CorruptionError)
 
     def test_a_missing_file_is_refused(self, backend: Backend, other: Backend, copy_of: CopyOf) -> None:
-        """Any missing file is noticed; so is an empty folder."""
+        """A missing file is detected, as is an empty folder."""
         for name in [path.name for path in backend.freeze(P2)]:
             folder = copy_of(P2, other)
             (folder / name).unlink()
@@ -309,7 +309,7 @@ class BackendFilesContract(BackendRowsContract):
     def test_a_cut_file_is_refused_or_lacks_nothing_that_counts(
         self, backend: Backend, other: Backend, copy_of: CopyOf
     ) -> None:
-        """Any file cut anywhere is noticed, or harmless: never another state."""
+        """A truncated file is detected or harmless: never a different state."""
         for path in backend.freeze(P2):
             for kept_bytes in sorted({0, 1, path.stat().st_size // 2, path.stat().st_size - 1}):
                 folder = copy_of(P2, other)
@@ -346,7 +346,7 @@ class BackendFilesContract(BackendRowsContract):
     def test_local_state_of_other_tables_is_refused_and_kept(
         self, make_backend: MakeBackend, tmp_path: Path, tables: dict[str, TableSchema]
     ) -> None:
-        """The code changed and the directory is an older one: an error that names the table, and nothing is lost."""
+        """Changed code on an older directory: an error that names the table, and nothing is lost."""
         with make_backend(tmp_path / "shard", TABLES) as backend:
             make_versions(backend)
         with make_backend(tmp_path / "shard", tables) as backend, pytest.raises(SchemaMismatchError, match="counts"):
@@ -363,7 +363,7 @@ class BackendFilesContract(BackendRowsContract):
             assert users(view, "ann") == [(1,)]
 
     def test_rows_of_any_age_are_read_with_the_columns_of_now(self, make_backend: MakeBackend, tmp_path: Path) -> None:
-        """A table gets a column, and another becomes wider: nothing is rewritten for it, and nothing is lost."""
+        """A table gets a column, and another column is widened: nothing is rewritten, and nothing is lost."""
         directory = tmp_path / "shard"
         many = [(user, (n,)) for n, user in enumerate(_NAMES)]
         with make_backend(directory, {"t": _NARROW}) as backend:
@@ -428,7 +428,7 @@ class BackendContract(BackendFilesContract):
         assert sorted(backend.versions()) == sorted([P1, P2, other, P3])
 
     def test_a_pointer_is_never_made_twice(self, backend: Backend) -> None:
-        """Immutability: a version that someone may hold is never replaced."""
+        """Immutability: a version that a reader may hold is never replaced."""
         backend.apply(None, P1, counts(("ann", 1)), {})
         with pytest.raises(ConflictError):
             backend.apply(None, P1, counts(("ann", 2)), {})
@@ -483,7 +483,7 @@ class BackendContract(BackendFilesContract):
             contents(view, "counts")
 
     def test_a_table_that_the_shard_lacks_is_an_error(self, backend: Backend) -> None:
-        """A misspelt table is not an empty one."""
+        """A misspelt table is an error, not an empty table."""
         backend.apply(None, P1, counts(("ann", 1)), {})
         with backend.view(P1) as view:
             with pytest.raises(NotFoundError):
@@ -515,7 +515,7 @@ class BackendContract(BackendFilesContract):
             assert answers(view, "members", keys_of(MEMBERS, [(b"ann",), (b"",)])) == [None, ()]
 
     def test_properties_are_kept_with_their_version(self, backend: Backend) -> None:
-        """The commit log finds a version's chain where it left it."""
+        """The commit log finds a version's chain where it stored it."""
         properties = {"chain": [{"kind": "commit", "size_bytes": 2**53}], "text": "ü", "none": None, "float": 0.1}
         backend.apply(None, P1, {}, properties)
         backend.apply(P1, P2, {}, {})
@@ -551,7 +551,7 @@ class BackendContract(BackendFilesContract):
             assert contents(view, "counts") == {("ann",): (1,)}
 
     def test_statistics_tell_what_is_held(self, backend: Backend) -> None:
-        """Figures that a person sees: versions, bytes, rows of the newest version."""
+        """Figures shown to users: versions, bytes, rows of the newest version."""
         assert backend.statistics().versions == 0
         backend.apply(None, P1, counts(*((str(i), i) for i in range(1000))), {})
         one = backend.statistics()
@@ -566,7 +566,7 @@ class BackendContract(BackendFilesContract):
         assert backend.statistics().local_bytes < one.local_bytes
 
     def test_the_same_directory_is_opened_again(self, make_backend: MakeBackend, tmp_path: Path) -> None:
-        """The next task of an executor, in another process perhaps, finds what the last one left."""
+        """An executor's next task, perhaps in a different process, finds what the last one left."""
         with make_backend(tmp_path / "shard", TABLES) as backend:
             backend.apply(None, P1, counts(("ann", 1)), {"step": 1})
         with make_backend(tmp_path / "shard", TABLES) as backend, backend.view(P1) as view:

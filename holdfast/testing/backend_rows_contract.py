@@ -1,4 +1,4 @@
-"""What a backend promises of single rows: keys, values, types, deletes, scans; part of `BackendContract`."""
+"""A backend's promises about single rows: keys, values, types, deletes, scans; part of `BackendContract`."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ class BackendRowsContract:
             assert names(MAX_HASH, MAX_HASH) == {"4"}
 
     def test_the_first_rows_of_a_scan_cost_little(self, backend: Backend) -> None:
-        """Finding the first live row from a hash on does not read the whole table."""
+        """Finding the first live row at or after a hash does not read the whole table."""
         many = 60_000
         hashes = np.arange(many, dtype=np.uint64)
         keys = Keys.of(COUNTS, hashes, pa.record_batch({"user": pa.array(hashes).cast(pa.string())}))
@@ -224,7 +224,7 @@ class BackendRowsContract:
             assert next(view.scan("counts", many), None) is None
 
     def test_the_first_rows_of_one_hash_cost_little(self, backend: Backend) -> None:
-        """Timers due at one time share a hash: finding whether one is left does not read all."""
+        """Timers due at the same time share a hash: checking whether one is left does not read all."""
         many = 60_000
         numbers = np.arange(many)
 
@@ -244,7 +244,7 @@ class BackendRowsContract:
             assert sum(map(len, view.scan("counts"))) == len(found)
 
     def test_a_scan_of_prefixes(self, backend: Backend) -> None:
-        """Entries of a map, elements of a list: exactly the rows whose hash and first columns are asked for."""
+        """Entries of a map, elements of a list: exactly the rows with the requested hash and first columns."""
         rows: list[Row] = [
             (1, 0.0, "a"),
             (1, 0.0, None),

@@ -1,4 +1,4 @@
-"""Spark's DDL strings as schemas, without a Spark that parses them."""
+"""Parse Spark's DDL strings into schemas without Spark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TYPES = {name: kind() for kind in _KINDS for name in (kind.typeName(), kind().s
 
 
 def parse_schema(schema: T.StructType | str) -> T.StructType:
-    """Return a schema given in any form that Spark takes. Raises `InvalidArgumentError`."""
+    """Return a schema given in any form that Spark accepts. Raises `InvalidArgumentError`."""
     if isinstance(schema, T.StructType):
         return schema
     parser = _Parser(schema)
@@ -31,7 +31,7 @@ def parse_schema(schema: T.StructType | str) -> T.StructType:
 
 
 class _Parser:
-    """Reads a string from left to right, a token at a time."""
+    """A recursive-descent parser over tokens."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -86,7 +86,7 @@ class _Parser:
         return self._tokens.pop(0)
 
     def _takes(self, token: str) -> bool:
-        """Tell whether a token comes next, in any case, and step over it."""
+        """Consume the next token if it is this one, ignoring case; return whether it was."""
         is_next = self._tokens[0].lower() == token
         if is_next:
             del self._tokens[0]

@@ -1,4 +1,4 @@
-"""One shard in this process: a `ShardFunction` runs on it call by call, and its state persists, without Spark."""
+"""One shard in this process: runs a `ShardFunction` call by call on lasting state, without Spark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.spark_integration.shard.operator import BatchTimes, ShardFunction,
 
 
 class EmbeddedShard:
-    """The newest version of a shard, and when to call it next; a failed call leaves no trace."""
+    """The newest version of a shard and the time of its next call; a failed call leaves no trace."""
 
     def __init__(self, operator: str, function: ShardFunction, key_types: pa.Schema) -> None:
         self._operator = operator
@@ -65,7 +65,7 @@ class EmbeddedShard:
         return Transaction(pointer, self._version + 1, view, self.tables, self._commit)
 
     def times(self, processing_ms: int, watermark_ms: int | None) -> BatchTimes:
-        """Return the times of a micro-batch that runs now."""
+        """Return the times of a micro-batch."""
         return BatchTimes(processing_ms, watermark_ms, self.earliest_timer_ms, self._previous_ms)
 
     def keys_of(self, shown: pa.Table) -> Keys:
@@ -73,7 +73,7 @@ class EmbeddedShard:
         return Keys.of(self._keys, self._hashes(shown), shown)
 
     def _hashes(self, shown: pa.Table) -> HashArray:
-        """Return a hash for each key; not Spark's, but equal where keys are."""
+        """Return a hash per key; not Spark's, but equal for equal keys."""
         normal = Keys.of(self._keys, np.zeros(len(shown), np.uint64), shown).columns
         texts = map(repr, zip(*(column.to_pylist() for column in normal.columns), strict=True))
         return np.array([xxhash.xxh3_64_intdigest(text.encode()) for text in texts], np.uint64)

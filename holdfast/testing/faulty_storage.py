@@ -1,11 +1,11 @@
-"""A storage that fails on demand: the same seam around any other storage, for tests of the layers above.
+"""A storage that fails on demand: wraps any storage behind the same seam, for tests of the layers above.
 
 ::
 
     faults = [Fault("fail", action="put", nth=3), Fault("lose_reply", action="put", key="*/commits/*")]
     storage = FaultyStorage(open_storage("memory://test"), faults)
     ...
-    storage.assert_all_hit()             # a fault that never happened proves nothing
+    storage.assert_all_hit()             # a fault that never fired proves nothing
 
     kind          what the caller sees                         what the storage underneath has
     fail          the error                                    nothing was done
@@ -14,8 +14,8 @@
     stop          nothing: `stop` is called first              nothing was done
     stop_after    nothing: `stop` is called afterwards         it was done
 
-The n-th operation counts those the fault matches, from 1, over all threads; so a crash test runs its job
-once without faults, reads `len(storage.operations)`, and then stops it at each n in turn.
+Operations that match a fault are counted from 1, over all threads. So a crash test runs its job once without faults,
+reads `len(storage.operations)`, and then stops it at each n in turn.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ Kind = Literal["fail", "lose_reply", "delay", "stop", "stop_after"]
 
 
 def kill_this_process() -> None:
-    """End this process as a crash would: nothing is flushed, closed or cleaned up."""
+    """End this process like a crash: nothing is flushed, closed or cleaned up."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass
 class Fault:
-    """One rule."""
+    """A rule: which operations fail, and how."""
 
     kind: Kind  #: What happens; see the module
     action: Action | None = None  #: The operation it applies to; None for all
-    key: str = "*"  #: A pattern as of `fnmatch` for the key, the prefix, or any of the keys to delete
-    nth: int = 1  #: The matching operation at which it happens first, from 1
-    times: int | None = 1  #: How many matching operations in a row it happens to; None for ever
+    key: str = "*"  #: An `fnmatch` pattern for the key, the prefix, or any of the keys to delete
+    nth: int = 1  #: The first matching operation to fail, counted from 1
+    times: int | None = 1  #: The number of matching operations in a row to fail; None for all
     #: Makes the error of `fail` and `lose_reply`
     error: Callable[[], Exception] = lambda: UnavailableError("injected fault")
     wait: Callable[[], object] = lambda: None  #: What `delay` waits for: an event of the test, or a sleep
-    seen: int = field(default=0, init=False)  #: How many operations matched so far
-    hits: int = field(default=0, init=False)  #: How many times it happened
+    seen: int = field(default=0, init=False)  #: Operations that matched so far
+    hits: int = field(default=0, init=False)  #: Times it fired
 
     def claims(self, action: str, keys: Sequence[str]) -> bool:
-        """Count an operation; tell whether the fault happens to it."""
+        """Count an operation; return whether the fault applies to it."""
         if self.action not in (None, action) or not any(fnmatch.fnmatchcase(key, self.key) for key in keys):
             return False
         self.seen += 1
@@ -75,7 +75,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation that was asked for."""
+    """A requested operation."""
 
     action: Action
     keys: tuple[str, ...]  #: The key, the prefix, or the keys to delete
@@ -84,8 +84,8 @@ class Operation:
 class FaultyStorage(ObjectStorage):
     """See the module.
 
-    `inner`: where the work is done; closed with this one; `faults`: the first one that claims an operation acts on it,
-    the later ones do not see it; `stop`: what `stop` and `stop_after` call.
+    `inner`: does the work; closed with this storage. `faults`: the first that claims an operation acts on it, and later
+    ones do not see it. `stop`: called by `stop` and `stop_after`.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class FaultyStorage(ObjectStorage):
         self._perform("put", (key,), lambda: self.inner.put(key, data))
 
     def put_if_absent(self, key: str, data: Buffer) -> None:
-        """Store an object, or fail to; see `ObjectStorage.put_if_absent`. To a fault it is a put."""
+        """Store an object, or fail; see `ObjectStorage.put_if_absent`. Faults treat it as a put."""
         self._perform("put", (key,), lambda: self.inner.put_if_absent(key, data))
 
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
@@ -130,7 +130,7 @@ class FaultyStorage(ObjectStorage):
         self.inner.close()
 
     def assert_all_hit(self) -> None:
-        """Raise AssertionError if a fault never happened."""
+        """Raise AssertionError if a fault never fired."""
         missed = [fault for fault in self.faults if not fault.hits]
         assert not missed, f"faults that never happened: {missed}"
 

@@ -1,6 +1,6 @@
-"""Tests an ``applyInPandasWithState`` function without Spark: rows in, rows out, time advanced by hand.
+"""Test an ``applyInPandasWithState`` function without Spark: rows in, rows out, time advanced by hand.
 
-It runs a query's own loop over keys, with its frames, states and timeouts; only Spark and the files are left out.
+It runs a query's loop over keys, with the same frames, states and timeouts, without Spark and files.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PandasWithStateTester:
     ----------
     func : callable
     groupBy : str or sequence of str
-        Names of the key columns; one that is given twice appears twice in the function's key.
+        Names of the key columns; a name given twice appears twice in the function's key.
     inputStructType, outputStructType, stateStructType : StructType or str
         Columns of the input, of the frames that `func` returns, and of each key's state.
     timeoutConf : {"NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"}
@@ -56,13 +56,13 @@ class PandasWithStateTester:
     Raises
     ------
     InvalidArgumentError
-        A column, a type or a schema is wrong.
+        A column, a type or a schema is invalid.
     AssertionError
-        `timeoutConf` is none of Spark's.
+        `timeoutConf` is not one of Spark's.
 
     Notes
     -----
-    A micro-batch in which the function fails changes nothing, as in a query. Threads: one.
+    A failed micro-batch changes nothing, as in a query. Threads: one.
 
     Examples
     --------
@@ -117,7 +117,7 @@ class PandasWithStateTester:
         self._shard = EmbeddedShard(name, self._step, self._step.key_types)
 
     def test(self, input: Sequence[Row | tuple[Any, ...] | Mapping[str, Any]]) -> list[Row]:  # noqa: A002
-        """Run one micro-batch of rows; timeouts that are due fire after them.
+        """Run one micro-batch of rows; due timeouts fire after them.
 
         Parameters
         ----------
@@ -136,24 +136,24 @@ class PandasWithStateTester:
         return self._as_rows(self._run(rows))
 
     def _require_column(self, name: str) -> None:
-        """Raise `InvalidArgumentError` if the input does not have a column: a row's would be left out."""
+        """Raise `InvalidArgumentError` if the input lacks a column, which would be ignored in rows."""
         if name not in self._input.names:
             near = did_you_mean(name, self._input.names)
             raise InvalidArgumentError(f"the input has no column {name!r}{near}", columns=self._input.names)
 
     def testInPandas(self, input: pd.DataFrame) -> pd.DataFrame:  # noqa: A002
-        """Run one micro-batch as `test` does, from and to pandas frames."""
+        """Run one micro-batch like `test`, with pandas frames."""
         columns = [input[name] for name in self._input.names]
         rows = spark_versions.pandas_to_arrow(columns, self._input, self._timezone)
         return self._step.frame_format.to_frame(self._run(pa.Table.from_batches([rows])))
 
     def setProcessingTime(self, currentTimeMs: int) -> list[Row]:
-        """Advance the processing time, and return the output of timeouts that are due by then.
+        """Advance the processing time, and return the output of timeouts due by then.
 
         Raises
         ------
         InvalidArgumentError
-            Time would move back.
+            Time would go back.
         """
         if currentTimeMs <= self._processing_ms:
             raise InvalidArgumentError("processing time moves forward only", now_ms=self._processing_ms)
@@ -161,12 +161,12 @@ class PandasWithStateTester:
         return self._as_rows(self._run(self._no_rows()))
 
     def setWatermark(self, currentWatermarkMs: int) -> list[Row]:
-        """Advance the watermark, and return the output of timeouts that are due by then.
+        """Advance the watermark, and return the output of timeouts due by then.
 
         Raises
         ------
         InvalidArgumentError
-            It would move back, or no column carries it.
+            It would go back, or no column carries it.
         """
         if self._event_time is None:
             raise InvalidArgumentError("there is no watermark: name its column in eventTime")
@@ -181,7 +181,7 @@ class PandasWithStateTester:
             return self._values(transaction).get(self._keys_of(key))[0]
 
     def peekTimeout(self, key: Any) -> int | None:
-        """Return when a key's timeout is due, in milliseconds since 1970, or None."""
+        """Return the due time of a key's timeout in ms since 1970, or None."""
         if self._step.timeout_conf == "NoTimeout":
             return None
         with self._shard.begin() as transaction:

@@ -148,10 +148,10 @@ def test_a_namesake_in_its_place_is_an_error_that_names_it(wheel: Path, namesake
     pip(python, "install", namesake)
     told = started(python.parent / "holdfast", "--version", cwd=tmp_path)
     assert told.returncode == 2
-    assert "holdfast: `import holdfast` gives another project's package, not holdfast-spark" in told.stderr
+    assert "holdfast: `import holdfast` finds another project's package, not holdfast-spark" in told.stderr
     assert "Traceback" not in told.stderr
     told = started(python, "-c", "from holdfast.spark_integration.stream import stream; stream(None)", cwd=tmp_path)
-    assert "ConflictError: `import holdfast` gives another project's package" in told.stderr
+    assert "ConflictError: `import holdfast` finds another project's package" in told.stderr
     # What the message says to do.
     pip(python, "uninstall", "holdfast")
     pip(python, "install", "--force-reinstall", "--no-deps", wheel)
