@@ -195,7 +195,7 @@ def test_a_background_failure_is_one_of_a_query_at_work(what: str, effect: str) 
     """It runs, and will not for ever. One that is stopped is stopped, whatever failed before."""
     at_work = judge(Signs((run(NOW - DAY, NOW - MIN, 3),), reports=(background(what),)), NOW)
     assert at_work.state == "failing"
-    assert f"a {what} of totals/shard-0003 fails" in at_work.why
+    assert f"a {what} of totals/shard-0003 keeps failing" in at_work.why
     assert effect in at_work.why
     ended = run(NOW - DAY, NOW - MIN, 3, has_ended=True)
     assert judge(Signs((ended,), reports=(background(what),)), NOW).state == "stopped"

@@ -74,7 +74,7 @@ def test_what_fails_without_a_report_fails(open_page: OpenPage, tmp_path: Path) 
     now_ms = clock.now_ms()
     runs = tuple(ClaimingRun(f"run-{n}", now_ms - 60_000 * n, now_ms - 60_000 * n, 42, 100, "", "") for n in (3, 2, 1))
     put_claim(root, Claim("totals", 1, "query-1", None, "app-1", "host-1", runs), now_ms)
-    assert "started 3 times at micro-batch 42" in text(open_page(root))
+    assert "3 starts have reached micro-batch 42" in text(open_page(root))
     told = page_of(open_page, root)
     assert (told[UPLOAD], told[FAILS]) == (PAST, ("bad", "Yes"))
 

@@ -301,7 +301,7 @@ def test_a_port_that_is_taken(sample: Path) -> None:
         port = taken.getsockname()[1]
         text = said(sample, "--port", port)
     assert f"port={port}" in text
-    assert "choose one with --port" in text
+    assert "choose another with --port" in text
 
 
 def test_an_address_that_this_machine_does_not_have(sample: Path) -> None:
