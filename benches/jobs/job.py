@@ -42,7 +42,7 @@ ENDPOINT = "AWS_ENDPOINT_URL"
 #: When the rows of the first micro-batch happen, in s since 1970.
 FIRST_SECOND = 1_700_000_000
 SEEDS_PER_PARTITION = 8
-_MAY_BE_ZERO = ("warmup", "latency_ms", "executors")
+_MAY_BE_ZERO = ("warmup", "latency_ms", "executors", "waiting")
 
 
 def option(default: Any, description: str, kind: Any = None) -> Any:

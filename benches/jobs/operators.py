@@ -11,6 +11,9 @@ A micro-batch is ten seconds of event time, and the watermark four seconds behin
 `left_join`  the same, where each row of one half comes out
 `full_join`  the same, where each row comes out
 ===========  ==========================================================================================
+
+With `Operators.waiting`, the gap and the distance are as long as so many rows take to come. Large micro-batches bring
+the first of them; from then on as many go as come.
 """
 
 from __future__ import annotations
@@ -21,12 +24,13 @@ import click
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from holdfast.benches.jobs.job import FIRST_SECOND, StreamingJob, option
+from holdfast.benches.jobs.job import FIRST_SECOND, StreamingJob, numbered_rows, option
 
 OPERATORS = ("dedup", "window", "session", "agg", "join", "left_join", "full_join")
 #: Spark's name for each join.
 _HOW = {"join": "inner", "left_join": "left", "full_join": "full"}
-_BATCH_MS = 10_000
+_BATCH_MS, _GAP_MS, _WITHIN_MS = 10_000, 5_000, 2_000
+_FILL_ROWS = 500_000
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,11 @@ class Operators(StreamingJob):
     keys: int = option(200_000, "possible keys of session, agg and joins")
     batches: int = option(60, "micro-batches of a run")
     warmup: int = option(35, "first of these, which are not counted: until the JVM has compiled what runs")
+    waiting: int = option(0, "rows that wait in the state of a session or join; by default those of a few seconds")
+
+    @property
+    def fill_batches(self) -> int:
+        return -(-self.waiting // _FILL_ROWS)
 
     @property
     def output_mode(self) -> str:
@@ -50,6 +59,17 @@ class Operators(StreamingJob):
     def compared(self) -> tuple[str, ...]:
         """The columns in which engines must agree; none for all: which of two duplicates comes is chance."""
         return ("key",) if self.operator == "dedup" else ()
+
+    def numbers(self, spark: SparkSession) -> DataFrame:
+        if not self.waiting:
+            return super().numbers(spark)
+        fill, fill_rows, batch = self.fill_batches, min(self.waiting, _FILL_ROWS), F.col("batch")
+        before = F.least(batch, F.lit(fill)) * fill_rows + F.greatest(batch - fill, F.lit(0)) * self.rows
+        return numbered_rows(spark, self, fill_rows).select((before + F.col("i")).alias("value"))
+
+    def _wait(self, usual_ms: int) -> str:
+        """Return how long a row waits, as an interval."""
+        return f"{self.waiting * _BATCH_MS // self.rows or usual_ms} milliseconds"
 
     def source(self, spark: SparkSession) -> DataFrame:
         number = F.col("value")
@@ -64,21 +84,22 @@ class Operators(StreamingJob):
 
         if self.operator in _HOW:
             left, right = map(holdfast.stream, self._halves(frame))
-            return left.join(right, on="key", within="2 seconds", how=_HOW[self.operator])
+            return left.join(right, on="key", within=self._wait(_WITHIN_MS), how=_HOW[self.operator])
         events, n = holdfast.stream(frame), holdfast.count()
         if self.operator == "dedup":
             return events.dropDuplicatesWithinWatermark(["key"])
         if self.operator == "window":
             return events.groupBy("key").window("at", "10 seconds").agg(n=n)
         if self.operator == "session":
-            return events.groupBy("key").session("at", "5 seconds").agg(n=n)
+            return events.groupBy("key").session("at", self._wait(_GAP_MS)).agg(n=n)
         return events.groupBy("key").agg(n=n, total=holdfast.sum("v"))
 
     def on_spark(self, frame: DataFrame) -> DataFrame:
         """Return Spark's own."""
         if self.operator in _HOW:
             left, right = self._halves(frame)
-            near = "at >= other_at - interval 2 seconds AND at <= other_at + interval 2 seconds"
+            within = self._wait(_WITHIN_MS)
+            near = f"at >= other_at - interval {within} AND at <= other_at + interval {within}"
             joined = left.join(right.withColumnRenamed("key", "k"), F.expr(f"key = k AND {near}"), _HOW[self.operator])
             key = F.coalesce("key", "k") if self.operator == "full_join" else F.col("key")
             return joined.select(key.alias("key"), "at", "v", "other_at", "w")
@@ -88,7 +109,7 @@ class Operators(StreamingJob):
         if self.operator == "window":
             return frame.groupBy("key", F.window("at", "10 seconds")).agg(n)
         if self.operator == "session":
-            return frame.groupBy("key", F.session_window("at", "5 seconds")).agg(n)
+            return frame.groupBy("key", F.session_window("at", self._wait(_GAP_MS))).agg(n)
         return frame.groupBy("key").agg(n, F.sum("v").alias("total"))
 
     @staticmethod

@@ -38,6 +38,7 @@ from holdfast.benches.runs.engines import SparkEngine
 _LOOK_EVERY_S = 0.05
 _LIMIT_S = 900.0
 _LATER_S = 86_400
+_WAITING = 5_000
 _VIEWS = {"person": PERSON, "auction": AUCTION, "bid": BID}
 
 Result = dict[tuple[Any, ...], tuple[Any, ...]]
@@ -58,6 +59,8 @@ def checked(job: Operators | Nexmark, engines: Sequence[str]) -> dict[str, Any]:
         stored = small(job).stored()
     else:
         few = replace(job, rows=min(job.rows, 2_000), keys=min(job.keys, 1_000), batches=6, warmup=0)
+        if job.waiting:  # as many rows of a key
+            few = replace(few, waiting=_WAITING, keys=job.keys * _WAITING // job.waiting)
         stored = few.stored()
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-", ignore_cleanup_errors=True) as folder:
         arguments = stored, list(engines), folder
