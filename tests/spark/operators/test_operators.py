@@ -179,6 +179,23 @@ def test_an_argument_is_computed_once_for_all_windows_of_a_row(lab: Lab) -> None
     assert sum(row["n"] for row in found) == 6 * df.count()
 
 
+@pytest.mark.all
+def test_a_sum_fails_by_its_total(lab: Lab) -> None:
+    """Whatever the order of rows; Spark's fails where a running total overflows."""
+
+    def ours() -> DataFrame:
+        return holdfast.stream(lab.source()).groupBy("key").agg(n=holdfast.sum("v"))
+
+    most = 2**63 - 1
+    lab.feed([("a", most), ("a", 1), ("a", -1)])
+    assert lab.run(ours(), "ours") == [[{"key": "a", "n": most}]]
+    with pytest.raises(StreamingQueryException, match="ARITHMETIC_OVERFLOW"):
+        lab.run(lab.source().groupBy("key").agg(F.sum("v")), "spark")
+    lab.feed([("a", 1)])
+    with pytest.raises(StreamingQueryException, match="larger than its type holds"):
+        lab.run(ours(), "ours")
+
+
 @pytest.mark.parametrize(("rsd", "registers"), [(0.05, 512), (0.02, 4096)])
 def test_estimates_of_many_values(lab: Lab, rsd: float, registers: int) -> None:
     """They are Spark's; those for which it takes a bias from a table are near."""
