@@ -1,7 +1,7 @@
 """The backend seam: where one shard's working state lives.
 
-A backend keeps **versions** of one shard's tables. A version has a `Pointer` and never changes; the next one is made
-from it and from what one micro-batch wrote::
+A backend keeps **versions** of one shard's tables. A version has a `Pointer` and never changes; a micro-batch's writes
+are applied to it to make the next version::
 
     with MyBackend(directory, {"counts": schema}, new_id) as backend:
         base, new = Pointer(17, "9f3c"), Pointer(18, "b21e")
@@ -9,34 +9,34 @@ from it and from what one micro-batch wrote::
             found = view.get("counts", keys)  # found.exists, found.values: row i for key i
         backend.apply(base, new, {"counts": Run.build(schema, keys, values)}, {})
 
-Two attempts at one micro-batch make two versions side by side, and neither sees the other::
+Two attempts at the same micro-batch make two versions that do not see each other::
 
     17-9f3c ──▶ 18-b21e        the attempt that Spark kept
-           └──▶ 18-04aa        an attempt that Spark dropped: garbage, dropped later
+           └──▶ 18-04aa        an attempt that Spark discarded: garbage, dropped later
 
 What a backend promises
 -----------------------
-* **atomic**: `apply`, `load` and `thaw` make a version whole or not at all, also when the process is killed.
-* **immutable**: a view always gives the same answers, whatever is applied or dropped meanwhile.
-* **honest**: a version that is not here is a `NotFoundError`, never an empty state. One whose files are damaged is a
-  `CorruptionError` that names the file, and is set aside, so that the next attempt restores it.
-* **concurrent**: any number of views; calls from several threads and processes need no lock.
+* **atomic**: `apply`, `load` and `thaw` create a whole version or none, even if the process is killed.
+* **immutable**: a view's answers never change, whatever is applied or dropped while it is open.
+* **honest**: a missing version raises `NotFoundError` and never reads as empty state. A version with damaged files
+  raises a `CorruptionError` that names the file, and is set aside so that the next attempt restores it.
+* **concurrent**: any number of views may be open, and threads and processes may call without a lock.
 
-What one implements
--------------------
+What to implement
+-----------------
 ::
 
-    Backend    must: versions, view                    which there are, and reading one
-                     apply, load, drop                 making one from another, or from all its rows; forgetting it
-                     freeze, thaw                      turning one into files, for snapshots, and back
+    Backend    must: versions, view                    list the versions; read a version
+                     apply, load, drop                 make a version from its base, or from all its rows; drop it
+                     freeze, thaw                      export a version as files, for snapshots; import it
                      statistics, close
                may:  parse_options, properties, open_frozen, maintain, verify, remove_leftovers
     View       must: properties, get, scan, close
                may:  scan_prefix
 
-It promises no durability: commits are made durable elsewhere before their pointer is used. `holdfast.mvcc` chooses
-pointers, keeps transactions and drops old versions. A plug-in subclasses `Backend` and `View`, registers under the
-entry point group ``holdfast.backends``, and proves itself with `holdfast.testing.BackendContract`.
+A backend promises no durability: the commit log stores commits before their pointer is used. `holdfast.mvcc` chooses
+pointers, runs transactions and drops old versions. A plug-in subclasses `Backend` and `View`, registers under the
+entry point group ``holdfast.backends``, and must pass `holdfast.testing.BackendContract`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from holdfast.backends.run import Run
 from holdfast.backends.schema import Keys, TableSchema, find_table
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 
-#: Version of this seam. A backend states the one it was built for; others are refused.
+#: Version of this interface. A backend declares the version it was built for; any other is refused.
 CONTRACT_VERSION = 2
 NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 MAX_HASH = int(np.iinfo(np.uint64).max)
@@ -68,14 +68,14 @@ _POINTER = re.compile(r"(0|[1-9][0-9]{0,18})-([0-9A-Za-z]{1,64})")
 
 
 class Pointer(NamedTuple):
-    """What a query remembers of a shard: which version, made by which commit.
+    """Identifies one version of a shard and the commit that made it.
 
     Attributes
     ----------
     version : int
-        Micro-batch b reads version b and commits version b + 1.
+        Micro-batch b reads the newest version ≤ b and commits version b + 1 if it writes; so versions are sparse.
     commit_id : str
-        Random; tells attempts at one version apart.
+        Random; distinguishes attempts at the same version.
     """
 
     version: int
@@ -86,7 +86,7 @@ class Pointer(NamedTuple):
 
     @classmethod
     def parse(cls, text: object) -> Pointer:
-        """Return the pointer that `str` wrote.
+        """Parse the text that `str` returns for a pointer.
 
         Raises
         ------
@@ -100,12 +100,12 @@ class Pointer(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The answer to a look-up of n keys.
+    """The result of looking up n keys.
 
     Attributes
     ----------
     exists : numpy.ndarray of bool, shape (n,)
-        Whether the key has state. A null value is state.
+        Whether the key has state; a null value counts as state.
     values : pyarrow.RecordBatch, shape (n, value columns)
         Row i for key i; all null where the key is absent.
     """
@@ -116,18 +116,18 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class BackendStatistics:
-    """What a shard occupies locally.
+    """A shard's use of local storage.
 
     Attributes
     ----------
     versions : int
         Versions held.
     local_bytes : int
-        All files of the shard.
+        Size of all the shard's files.
     rows : mapping of str to int
-        Rows of the newest version by table; keys in several runs count several times.
+        Rows of the newest version, by table; a key in several runs counts several times.
     runs : mapping of str to int
-        Runs of the newest version by table; anything else, such as a database, counts as one.
+        Runs of the newest version, by table; other storage, such as a database, counts as one run.
     """
 
     versions: int
@@ -137,12 +137,12 @@ class BackendStatistics:
 
 
 class View(ABC):
-    """One version, read-only and immutable; safe for many threads until it is closed."""
+    """A read-only view of one version; many threads may use it until it is closed."""
 
     @property
     @abstractmethod
     def properties(self) -> Mapping[str, Any]:
-        """The JSON values that `Backend.apply` or `Backend.load` got for this version, on any machine."""
+        """The JSON values passed to `Backend.apply` or `Backend.load` for this version, on whatever machine."""
 
     @abstractmethod
     def get(self, table: str, keys: Keys) -> Found:
@@ -156,28 +156,28 @@ class View(ABC):
 
     @abstractmethod
     def scan(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> Iterator[Run]:
-        """Yield the live rows whose hash lies in [first_hash, last_hash], ascending by it, in any number of runs.
+        """Yield the live rows with hashes in [first_hash, last_hash], in hash order, in any number of runs.
 
         Notes
         -----
-        Cost: the first runs are small, so that the first rows cost little whatever the table holds, even if many rows
-        share the first hash: these may come in several runs, in any order. An unfinished scan frees its resources when
-        its iterator is closed or garbage collected.
+        Cost: the first runs are small, so the first rows are cheap however large the table is, even if many rows share
+        the first hash: rows that share a hash may span several runs, in any order. An unfinished scan frees its
+        resources when its iterator is closed or garbage collected.
         """
 
     def scan_prefix(self, table: str, prefixes: Keys) -> Iterator[Run]:
-        """Yield the live rows that begin with one of `prefixes`, ascending by hash, in any number of runs.
+        """Yield the live rows whose keys begin with one of `prefixes`, in hash order, in any number of runs.
 
         Parameters
         ----------
         prefixes : Keys
             Hashes, and the first key columns of the table; see `TableSchema.prefix`. Any order, duplicates allowed.
-            Rows of one prefix share its hash: entries of a map, elements of a list. Very many may come in several runs,
-            in any order.
+            All rows of a prefix share its hash, such as a map's entries or a list's elements; very many rows may span
+            several runs, in any order.
 
         Notes
         -----
-        For state with several rows a key, as `transformWithState` has in its lists and maps.
+        For state with several rows per key, such as the lists and maps of `transformWithState`.
         """
         if len(prefixes):
             for run in self.scan(table, int(prefixes.hashes.min()), int(prefixes.hashes.max())):
@@ -197,25 +197,25 @@ class View(ABC):
 
 
 class Backend(ABC):
-    """The working state of one shard; see the module for what it promises.
+    """The working state of one shard; the module docstring lists its promises.
 
     Parameters
     ----------
     directory : pathlib.Path
-        The shard's own local directory; made, private to the user, when it is missing.
+        The shard's local directory, private to the user; created if it is missing.
     tables : mapping of str to TableSchema
         The shard's tables.
     new_id : callable
         Returns a new unique name each time.
     options : mapping of str to str
-        What Spark's configuration has below ``spark.holdfast.<backend>.``; see `parse_options`.
+        Spark's settings under ``spark.holdfast.<backend>.``, without this prefix; see `parse_options`.
     executor_directory : pathlib.Path, optional
-        Holds the directories of all shards of this executor; by default the shard is alone.
+        Holds the directories of this executor's shards; by default `directory`, for a shard on its own.
     """
 
-    #: The `CONTRACT_VERSION` that the class was built for; every concrete class states it.
+    #: The `CONTRACT_VERSION` that the class was built for; every concrete class sets it.
     contract_version: ClassVar[int]
-    #: Whether the files live on a RAM file system and vanish with the executor.
+    #: Whether the files are on a RAM file system and are lost with the executor.
     in_memory: ClassVar[bool] = False
 
     def __init__(
@@ -234,27 +234,27 @@ class Backend(ABC):
 
     @classmethod
     def parse_options(cls, name: str, options: Mapping[str, str]) -> Mapping[str, Any]:
-        """Check options and return their values; called on the driver, before a query starts.
+        """Check options and return their values; called on the driver before a query starts.
 
         Parameters
         ----------
         name : str
-            The name under which the backend is registered, for errors.
+            The backend's registered name, for errors.
 
         Raises
         ------
         InvalidArgumentError
-            An option is not known, or its value does not fit.
+            An option is unknown, or its value is invalid.
         """
         return parse_options(name, {}, options)
 
     def require_tables(self, runs: Mapping[str, Run]) -> None:
-        """Check that all of `runs`, as for `apply` and `load`, belong to the shard's tables.
+        """Check that every table in `runs`, as passed to `apply` or `load`, is one of the shard's tables.
 
         Raises
         ------
         NotFoundError
-            One is not.
+            A table is unknown.
         """
         for table in runs:
             find_table(self.tables, table)
@@ -266,16 +266,16 @@ class Backend(ABC):
         Raises
         ------
         NotFoundError
-            The version is not held here.
+            The backend does not hold the version.
         """
 
     def properties(self, pointer: Pointer) -> Mapping[str, Any]:
-        """Return a version's properties without opening its rows. Raises the errors of `view`."""
+        """Return a version's properties without reading its rows. Raises the same errors as `view`."""
         with self.view(pointer) as view:
             return view.properties
 
     def is_whole(self, pointer: Pointer) -> bool:
-        """Tell whether a version is held here and can be opened."""
+        """Return whether the backend holds a version and can open it."""
         try:
             self.view(pointer).close()
         except (NotFoundError, CorruptionError):
@@ -284,30 +284,30 @@ class Backend(ABC):
 
     @abstractmethod
     def apply(self, base: Pointer | None, new: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
-        """Make version `new` from version `base` (None: empty) and what was written since.
+        """Create version `new` by applying writes to version `base` (None: empty state).
 
         Parameters
         ----------
         runs : mapping of str to Run
-            By table: one run of writes and deletes.
+            One run of writes and deletes per table.
         properties : mapping
-            JSON values to keep with the version.
+            JSON values to store with the version.
 
         Raises
         ------
         NotFoundError
-            `base` is not held here, or a table is not the shard's.
+            The backend does not hold `base`, or a table is not one of the shard's.
         ConflictError
-            `new` exists already.
+            `new` already exists.
         UnavailableError
-            Local storage is full or failing. Nothing was made.
+            Local storage is full or failing; no version was created.
         """
 
     @abstractmethod
     def load(self, pointer: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
-        """Make version `pointer` from complete state; doing it twice does no harm.
+        """Create version `pointer` from its complete state; idempotent.
 
-        A version that has lost files is replaced.
+        Replaces a version that has lost files.
         """
 
     @abstractmethod
@@ -317,42 +317,42 @@ class Backend(ABC):
         Returns
         -------
         list of pathlib.Path
-            Their names differ. They go when the version is dropped: a caller that needs them longer links them
-            immediately, and its links stay valid.
+            Files with distinct names. Dropping the version deletes them: a caller that needs them longer must hard-link
+            them immediately; the links stay valid.
 
         Raises
         ------
         NotFoundError
-            The version is not held here.
+            The backend does not hold the version.
         CorruptionError
-            A file of it is damaged; the version is set aside.
+            A file is damaged; the version is set aside.
         """
 
     @abstractmethod
     def thaw(self, pointer: Pointer, folder: Path) -> None:
-        """Take over a folder as version `pointer`; doing it twice, or side by side, does no harm.
+        """Take ownership of a folder as version `pointer`; idempotent, and safe to call concurrently.
 
-        A version that has lost files is replaced. The version has the properties that it was made with.
+        Replaces a version that has lost files. The version keeps its original properties.
 
         Parameters
         ----------
         folder : pathlib.Path
-            Holds copies of the files that `freeze` returned for this version, under their names; on the file system
-            of `directory`, and used by nobody else. From now on it is the backend's: it is moved, or removed if the
-            version is already here or the folder cannot be used.
+            Holds copies of the files that `freeze` returned for this version, under the same names, on the file system
+            of `directory`; nothing else may use it. The call moves the folder, or removes it if the backend already
+            holds the version or cannot use the files.
 
         Raises
         ------
         CorruptionError
-            The files are not those of this version: one is missing, cut or of another version. Nothing was made.
+            A file is missing, truncated or from a different version; no version was created.
         SchemaMismatchError
-            They hold tables that are not declared, or with other columns. Nothing was made.
+            The files hold undeclared tables or columns; no version was created.
         UnavailableError
-            Local storage is full or failing, or the folder cannot be moved and was left. Nothing was made.
+            Local storage is full or failing, or the folder could not be moved and stays; no version was created.
 
         Notes
         -----
-        Copies are expected to be exact: damage inside a file of the right size may be found only when it is read.
+        Copies must be exact: damage inside a file of the right size may go unnoticed until it is read.
         """
 
     @classmethod
@@ -360,19 +360,19 @@ class Backend(ABC):
     def open_frozen(
         cls, pointer: Pointer, tables: Mapping[str, TableSchema], files: FrozenFiles, new_id: Callable[[], str]
     ) -> Iterator[View]:
-        """Open a frozen version for a few reads during the context; nothing is taken over.
+        """Open a frozen version for a few reads within the context, without taking ownership of its files.
 
         Parameters
         ----------
         tables : mapping of str to TableSchema
             The shard's tables.
         files : FrozenFiles
-            What `freeze` returned for this version, fetched as it is read; `thaw` would need all of it.
+            The files that `freeze` returned for this version, fetched on demand; `thaw` needs whole files.
 
         Raises
         ------
         CorruptionError, SchemaMismatchError, UnavailableError
-            As of `thaw`; reading raises them, too.
+            As for `thaw`; reads raise them, too.
         """
         for name in files.sizes:
             files.require(name)
@@ -387,50 +387,50 @@ class Backend(ABC):
 
     @abstractmethod
     def drop(self, pointers: Iterable[Pointer]) -> None:
-        """Drop versions and free what only they used; unknown ones are fine. Open views stay valid."""
+        """Drop versions and free the storage that only they use; ignores unknown versions. Open views stay valid."""
 
     @abstractmethod
     def statistics(self) -> BackendStatistics:
-        """Return the local statistics."""
+        """Return the shard's local statistics."""
 
     @abstractmethod
     def close(self) -> None:
         """Release the backend's resources. Closing twice is fine."""
 
     def maintain(self, pointer: Pointer) -> int:
-        """Do postponed work on a version, such as large merges, in the background.
+        """Do deferred work on a version, such as large merges; called in the background.
 
         Returns
         -------
         int
-            How many such jobs were done; 0 when there was none.
+            Number of jobs done; 0 if there was nothing to do.
 
         Raises
         ------
         NotFoundError
-            The version is not held here.
+            The backend does not hold the version.
         """
         if pointer not in self.versions():
             raise NotFoundError("no such version here; it may have been dropped", version=str(pointer))
         return 0
 
     def verify(self) -> list[Path]:
-        """Check local files that a former process left, and set aside the versions that are damaged.
+        """Check the local files that an earlier process left, and set damaged versions aside.
 
         Returns
         -------
         list of pathlib.Path
-            The damaged files; empty where all is well, or where each read is checked anyway.
+            The damaged files; empty if none is damaged, or if every read is verified anyway.
         """
         return []
 
     def remove_leftovers(self, before_ns: int) -> int:
-        """Delete local files last written before `before_ns` that nothing needs, in the background.
+        """Delete unneeded local files last written before `before_ns`; called in the background.
 
         Returns
         -------
         int
-            Files deleted; 0 for a backend that leaves none.
+            Number of files deleted; 0 for a backend that leaves no such files.
         """
         return 0
 

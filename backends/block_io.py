@@ -1,4 +1,4 @@
-"""Reads and writes files in small blocks, at a ninth of the CPU of large ones (docs/decisions/0005-run-files.md)."""
+"""Reads and writes files in small blocks: a ninth of the CPU cost of large ones (docs/decisions/0005-run-files.md)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ BLOCK_BYTES = 256 << 10
 
 
 def in_blocks(data: Buffer) -> Iterator[memoryview]:
-    """Yield views of all bytes of a C-contiguous buffer, in order."""
+    """Yield consecutive views of a C-contiguous buffer, each of at most `BLOCK_BYTES`."""
     view = memoryview(data).cast("B")
     for start in range(0, len(view), BLOCK_BYTES):
         yield view[start : start + BLOCK_BYTES]
 
 
 def write_at(file: int, data: Buffer, offset: int) -> None:
-    """Write all bytes of a buffer to an open file. Raises `OSError` if not all could be written; some may have been."""
+    """Write a whole buffer to an open file at an offset. Raises `OSError`, possibly after a partial write."""
     view = memoryview(data).cast("B")
     done = 0
     while done < len(view):

@@ -1,15 +1,15 @@
-"""Names under which a table's value columns are stored: renaming or dropping a column touches no row.
+"""Stored names of a table's value columns: renaming or dropping a column touches no row.
 
 ::
 
     a run                                   declared → stored           rows have
     declares n, m                           n → n, m → m                n, m
     renames n to total                      total → n, m → m            n, m
-    drops m                                 total → n                   n, and m in those not written since
-    declares total, and an m once more      total → n, m → m#2          n, m#2, …
+    drops m                                 total → n                   n; rows not written since keep m
+    declares total and a new m              total → n, m → m#2          n, m#2, …
 
-A stored name is used once: dropped data is never read again. Only stored names reach backends, commits and
-snapshots; a transaction translates them.
+A stored name is never reused, so dropped data is never read again. Only stored names reach backends, commits and
+snapshots; transactions translate them.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Names = Mapping[str, str]
 class ColumnChanges:
     """Columns of one table to drop and to rename, by declared name."""
 
-    drop: frozenset[str] = frozenset()  #: Gone for good
-    #: New names by old ones. No column is in both, and no new name is another's old one.
+    drop: frozenset[str] = frozenset()  #: Never read again
+    #: New name by old name. No column is both dropped and renamed, and no new name is another column's old name.
     rename: Mapping[str, str] = field(default_factory=dict)
 
     def effective(self, names: Names) -> ColumnChanges:
-        """Return the changes still to be made; an unknown column needs none."""
+        """Return the changes that apply to `names`, without those to unknown columns."""
         rename = {old: new for old, new in self.rename.items() if old in names}
         return ColumnChanges(self.drop & names.keys(), rename)
 
@@ -44,12 +44,12 @@ class ColumnChanges:
         return bool(self.drop or self.rename)
 
     def applied(self, names: Names, table: str) -> Names:
-        """Return the names with these changes; those that are made already change nothing."""
+        """Return the names after these changes; a change made earlier has no effect."""
         clashes = [f"{old} → {new}" for old, new in self.rename.items() if old in names and new in names]
         if clashes:
             raise SchemaMismatchError(
-                "cannot rename a state column to the name of a stored one: first drop that one, in a run that "
-                "declares neither under this name",
+                "cannot rename a state column to the name of a stored column: first drop the stored column, in a run "
+                "that declares neither column under this name",
                 table=table,
                 rename=clashes,
             )
@@ -57,7 +57,7 @@ class ColumnChanges:
 
 
 def with_columns(names: Names, stored: Collection[str], declared: Iterable[str]) -> Names:
-    """Return stored names for all declared columns; a new one gets a name not in `stored`, the names ever used."""
+    """Return a stored name for each declared column; a new column's is not in `stored`, all names ever used."""
     taken, found = {*stored, *names.values()}, dict(names)
     for name in declared:
         if name not in found:
@@ -76,7 +76,7 @@ def _free(name: str, taken: Collection[str]) -> str:
 
 
 def named(schema: TableSchema, names: Mapping[str, str]) -> TableSchema:
-    """Return the value columns in `names`, under the names it gives them."""
+    """Return the schema with only the value columns in `names`, renamed accordingly."""
     value = pa.schema([f.with_name(names[f.name]) for f in schema.value if f.name in names])
     not_null = [c.removeprefix(VALUE_SIDE) for c in schema.not_null if c.startswith(VALUE_SIDE)]
     still = {VALUE_SIDE + names[name] for name in not_null if name in names}
@@ -84,5 +84,5 @@ def named(schema: TableSchema, names: Mapping[str, str]) -> TableSchema:
 
 
 def relabelled(values: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the same columns under the names of a schema, which has them in the same order; nothing is copied."""
+    """Return the columns under the names in `schema`, which has the same order; copies nothing."""
     return values if values.schema.equals(schema) else from_columns(values.columns, schema, values.num_rows)

@@ -1,17 +1,16 @@
-"""How the columns of a state table may change while its rows stay: names decide, and what a table holds only grows.
+"""Schema evolution: columns match by name and can be widened or added; stored rows stay as they are.
 
 ::
 
-    stored              declared            held from then on      a row that was stored before reads as
+    stored              declared            held afterwards        an older row reads as
     n int32             n int64             n int64                the same number
                         note string         note string            null
     total double                            total double           (not shown)
 
-A column that is no longer declared stays in the rows that have it: declared once more, it is found there. Rows are
-never rewritten for a change: each file says with which schema its rows were written, and they are projected when they
-are read.
+A column that is no longer declared stays in stored rows, and is readable again if it is declared again. A schema change
+never rewrites rows: each file records the schema of its rows, and reads project them.
 
-Key columns never change: rows are found by them.
+Key columns never change, since rows are looked up by them.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from holdfast.backends.arrow.rows import from_columns
 from holdfast.backends.schema import NEW_QUERY, TableSchema
 from holdfast.errors import SchemaMismatchError
 
-#: Narrowest first: each type holds the numbers of those before it, as in Avro; large ones are rounded.
+#: Narrowest first: as in Avro, each type can hold the numbers of earlier types, rounding large ones.
 _NUMBERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64())
 _UNSIGNED = (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
-#: For each float type, the integers that it holds exactly.
+#: The integer types that each float type holds exactly.
 _EXACT = {pa.float32(): _NUMBERS[:2], pa.float64(): _NUMBERS[:3]}
 
 
@@ -39,7 +38,7 @@ def evolved(stored: TableSchema, declared: TableSchema) -> TableSchema:
     changes = [*key_changes(stored, declared), *value_changes(stored, declared)]
     if changes:
         raise SchemaMismatchError(
-            "the stored rows cannot be read with the columns that the operator declares: declare the stored ones, "
+            "the stored rows cannot be read with the columns that the operator declares: declare the stored columns, "
             f"{NEW_QUERY}",
             table=declared.name,
             changed=changes,
@@ -54,7 +53,7 @@ def evolved_tables(stored: Mapping[str, TableSchema], declared: Mapping[str, Tab
 
 
 def key_changes(stored: TableSchema, declared: TableSchema) -> list[str]:
-    """Name the key columns in which two schemas differ, as ``name: stored → declared``."""
+    """List the key columns that differ between two schemas, as ``name: stored → declared``."""
     if stored.key.equals(declared.key):
         return []
     before, after = ({f.name: str(f.type) for f in schema.key} for schema in (stored, declared))
@@ -64,7 +63,7 @@ def key_changes(stored: TableSchema, declared: TableSchema) -> list[str]:
 
 
 def value_changes(stored: TableSchema, declared: TableSchema, *, exact: bool = False) -> list[str]:
-    """Name value columns that cannot be read as declared, as ``name: stored → declared``; `exact` forbids rounding."""
+    """List value columns that cannot be read as declared, as ``name: stored → declared``; `exact` forbids rounding."""
     before = {field.name: field.type for field in stored.value}
     return [
         _change(field.name, str(before[field.name]), str(field.type))
@@ -78,12 +77,12 @@ def _change(name: str, before: str | None, after: str | None) -> str:
 
 
 def is_readable_as(stored: pa.DataType, declared: pa.DataType, *, exact: bool = False) -> bool:
-    """Tell whether values of one type can be read as another, for `exact` without rounding a large integer."""
+    """Return whether values of one type can be read as another; `exact` forbids rounding large integers."""
     return _wider(stored, declared, exact=exact) is not None
 
 
 def require_readable(stored: TableSchema, held: TableSchema, *, source: str) -> None:
-    """Check that rows of one schema can be read with another, which must hold all their values."""
+    """Check that rows written with one schema can be read with another without losing values."""
     if stored is held or stored.columns.equals(held.columns):
         return
     types = {field.name: field.type for field in held.value}
@@ -103,7 +102,7 @@ def require_readable(stored: TableSchema, held: TableSchema, *, source: str) -> 
 
 
 def project(values: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return value columns as the columns of another schema: by name, widened, null if absent."""
+    """Project value columns to another schema: match by name, widen types, fill absent columns with nulls."""
     if values.schema.equals(schema):
         return values
     n, names = values.num_rows, values.schema.names
@@ -114,7 +113,7 @@ def project(values: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _holds(held: pa.DataType, stored: pa.DataType) -> bool:
-    """Tell whether one type can hold all values of another; the fields of structs may be in any order."""
+    """Return whether one type can hold all values of another; struct fields may be in any order."""
     both = _wider(stored, held)
     return both is not None and held.equals(_wider(held, both))
 
@@ -155,10 +154,10 @@ def _wider_field(stored: pa.Field, declared: pa.Field, exact: bool) -> pa.Field 
 
 
 def _wider_fields(stored: list[pa.Field], declared: list[pa.Field], exact: bool) -> list[pa.Field] | None:
-    """Return the fields of a struct that can hold values of both; a field missing in one is nullable."""
+    """Return struct fields that can hold values of both; a field missing on one side is nullable."""
     after = {field.name: field for field in declared}
     if len({field.name for field in stored}) < len(stored) or len(after) < len(declared):
-        return None  # names decide, and here they cannot
+        return None  # duplicate names are ambiguous
     held: list[pa.Field | None] = [
         _wider_field(field, after.pop(field.name), exact) if field.name in after else field.with_nullable(True)
         for field in stored
@@ -174,7 +173,7 @@ def _union(stored: pa.Schema, declared: pa.Schema) -> pa.Schema:
 
 
 def _column(column: pa.Array, t: pa.DataType) -> pa.Array:
-    """Return a column cast to a type that `_wider` found, or to one with fewer fields."""
+    """Cast a column to a type that `_wider` returned, or to a type with fewer fields."""
     if column.type.equals(t):
         return column
     n, validity = len(column), _validity(column)

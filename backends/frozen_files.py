@@ -1,12 +1,12 @@
-"""A frozen version's stored files, fetched only where they are read.
+"""Files of a frozen version, fetched block by block as they are read.
 
 ::
 
     stored       000012.sst ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒
-    here         000012.sst ·······▒▒··················▒▒▒▒    as large, with holes: they read as zeros
+    local        000012.sst ·······▒▒··················▒▒▒▒    same size, with holes that read as zeros
 
-So reading from gigabytes costs only the blocks that hold the wanted rows. `Backend.open_frozen` takes such files;
-`Backend.thaw` takes whole ones.
+A read from gigabytes thus fetches only the blocks that hold the wanted rows. `Backend.open_frozen` takes sparse files;
+`Backend.thaw` takes whole files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ByteRange(NamedTuple):
 class FrozenFiles(ABC):
     """The files of one frozen version; safe for many threads."""
 
-    folder: Path  #: Holds the files under their names and in their sizes; private, with one owner
+    folder: Path  #: Holds the files under their names, at full size; private to one owner
     sizes: Mapping[str, int]  #: Bytes of each file
 
     @abstractmethod
@@ -36,6 +36,6 @@ class FrozenFiles(ABC):
         """Fetch and verify the bytes from `start` to `end`, by default the file's end."""
 
     def bring(self, places: Sequence[ByteRange]) -> None:
-        """Fetch at least these bytes, perhaps unverified: the reader verifies blocks, and calls `require` on damage."""
+        """Fetch at least these bytes, perhaps unverified: a reader checks blocks, and calls `require` on damage."""
         for place in places:
             self.require(*place)

@@ -1,4 +1,4 @@
-"""Local folders of immutable files that appear whole or not at all; what a plug-in's backend needs for local files.
+"""Local folders of immutable files, published atomically; for built-in backends and plug-ins.
 
 ::
 
@@ -6,15 +6,15 @@
                                                            │
     staging/<name>/ ◀──────────── one rename ──────────────┘  then removed, file by file
 
-A process that is killed at any moment leaves whole folders and, below ``staging``, leftovers. Whoever fills a folder
-locks it (`holdfast.backends.local.folder_locks`), and the folder above ``staging``, so a leftover is a folder that
-nobody has locked.
+A process killed at any moment leaves whole folders, and leftovers only below ``staging``. A process that fills a folder
+locks it and the parent of ``staging`` (`holdfast.backends.local.folder_locks`), so an unlocked folder below ``staging``
+is a leftover.
 
-A file in two folders is one file with two hard links: each folder owns its link, and the file system frees the
-file with the last one. Nobody counts references.
+A file in two folders is one file with two hard links, and the file system frees it with its last link. So no code
+counts references.
 
-A file is **sealed** when it has been written: its time of modification is set back by one second and noted with its
-size and digest. Only a file with another time has its digest computed again.
+A file is **sealed** after it is written: its modification time is set back by one second, and recorded with its size
+and digest. Reads verify the digest only if the modification time differs.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from holdfast.backends.stored_file import SectionWriter
 from holdfast.errors import ConflictError, CorruptionError, NotFoundError
 
 _SEALED_BEFORE_NS = 1_000_000_000
-#: The file that marks a shard's directory: commits are durable elsewhere, so nothing of the shard exists here alone.
+#: Marker file in a shard's directory: its commits are durable elsewhere, so the local files are only a copy.
 DURABLE = "durable"
-# A try fails only if somebody removes the folder between two of its steps.
+# A try fails only if another process removes the folder between two steps.
 _TRIES = 20
 
 
 class FileNote(NamedTuple):
-    """A note that shows whether a file has changed."""
+    """What is recorded of a sealed file to detect changes."""
 
     size_bytes: int
     digest: str  #: See `holdfast.backends.stored_file`
-    modified_ns: int  #: When it was modified, as sealed
+    modified_ns: int  #: The modification time that sealing set
 
     def is_of(self, found: os.stat_result) -> bool:
-        """Tell whether a file is unchanged since it was sealed."""
+        """Return whether a file is unchanged since it was sealed."""
         return (found.st_size, found.st_mtime_ns) == (self.size_bytes, self.modified_ns)
 
 
@@ -72,7 +72,7 @@ def write_sealed(
 
 
 def seal(file: int | Path, modified_ns: int) -> int:
-    """Set a file's time of modification; return it as the file system keeps it."""
+    """Set a file's modification time; return the time that the file system stored."""
     os.utime(file, ns=(modified_ns, modified_ns))
     return os.stat(file).st_mtime_ns
 
@@ -88,25 +88,25 @@ def read_header(path: Path, kind: str) -> Mapping[str, Any]:
 
 
 class MappedStoredFile(NamedTuple):
-    """A stored file in memory."""
+    """A memory-mapped stored file."""
 
     file: MappedFile
     stored: stored_file.StoredFile
 
 
 def map_stored_file(path: Path, kind: str, note: FileNote, *, verify: bool = False) -> MappedStoredFile:
-    """Map a whole file, verifying its digest if it looks touched or `verify`; the mapping outlives the file."""
+    """Map a whole file; verify its digest if `verify`, or if its time changed. The mapping outlives the file."""
     with reading(path):
         found = os.stat(path)
         if found.st_size != note.size_bytes or not found.st_size:
-            raise CorruptionError(f"{path} was cut or altered", size_bytes=found.st_size, expected=note.size_bytes)
+            raise CorruptionError(f"{path} has the wrong size", size_bytes=found.st_size, expected=note.size_bytes)
         file = MappedFile(path)
     touched = found.st_mtime_ns != note.modified_ns
     if not (verify or touched or file.is_cached()):
         file.expect_look_ups()
     stored = stored_file.decode(file.data, source=str(path), kind=kind, verify=verify or touched)
     if stored.digest != note.digest:
-        raise CorruptionError(f"{path} was replaced by another file", digest=stored.digest, expected=note.digest)
+        raise CorruptionError(f"{path} was replaced by a different file", digest=stored.digest, expected=note.digest)
     if touched and verify:
         with writing(path):
             seal(path, note.modified_ns)
@@ -114,7 +114,7 @@ def map_stored_file(path: Path, kind: str, note: FileNote, *, verify: bool = Fal
 
 
 def sealed_inode(path: Path, note: FileNote) -> int | None:
-    """Return the inode of a sealed file; None if it was written to since. Raises `NotFoundError` if it is not there."""
+    """Return the inode of a sealed file; None if the file has changed. Raises `NotFoundError` if it is missing."""
     with reading(path):
         found = os.stat(path)
     return found.st_ino if note.is_of(found) else None
@@ -143,7 +143,7 @@ __all__ = [
 
 
 class StagedFolder:
-    """A folder on its way into place, from `staged_folder`; with `fsync`, its files survive a power failure."""
+    """A folder to fill and publish, from `staged_folder`; with `fsync`, its files survive a power failure."""
 
     def __init__(self, path: Path, *, fsync: bool) -> None:
         self.path = path
@@ -156,7 +156,7 @@ class StagedFolder:
         return write_sealed(self.path / name, kind, header, sections, fsync=self._fsync)
 
     def link(self, source: Path) -> None:
-        """Link a file of another folder under its own name. Raises `NotFoundError` if it is gone."""
+        """Hard-link a file from a different folder under the same name. Raises `NotFoundError` if it is missing."""
         with reading(source):
             try:
                 os.link(source, self.path / source.name)
@@ -168,7 +168,7 @@ class StagedFolder:
                 raise
 
     def adopt(self, name: str, modified_ns: int | None = None) -> None:
-        """Seal a file that somebody else wrote, with its noted modification time if given. Raises `NotFoundError`."""
+        """Take over a file that other code wrote; seal it if `modified_ns` is given. Raises `NotFoundError`."""
         path = self.path / name
         with reading(path):
             file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
@@ -182,7 +182,7 @@ class StagedFolder:
                 os.close(file)
 
     def keep_only(self, names: set[str]) -> None:
-        """Remove every other file."""
+        """Remove all files except `names`."""
         with writing(self.path):
             for name in os.listdir(self.path):
                 if name not in names:
@@ -206,7 +206,7 @@ class StagedFolder:
 
 @contextmanager
 def staged_folder(staging: Path, name: str, *, fsync: bool) -> Iterator[StagedFolder]:
-    """Make a folder below `staging`, locked, and removed at the end of the context unless published."""
+    """Make a locked folder below `staging`; at the end of the context it is removed unless it was published."""
     path = staging / name
     home, own = _made(path)
     with home, own:
@@ -217,7 +217,7 @@ def staged_folder(staging: Path, name: str, *, fsync: bool) -> Iterator[StagedFo
 
 
 def _made(path: Path) -> tuple[FolderLock, FolderLock]:
-    """Make a folder below a ``staging``; return the locks on the folder above that and on its own."""
+    """Make a folder below ``staging``; return the locks on the parent of ``staging`` and on the folder."""
     for _ in range(_TRIES):
         with writing(path), suppress(NotFoundError):
             home = lock_folder(path.parent.parent)
@@ -265,7 +265,7 @@ def _locked(folder: Path) -> FolderLock:
 
 @contextmanager
 def requiring_whole(folder: Path) -> Iterator[None]:
-    """Map errors in a folder that somebody else filled: missing and damaged files are `CorruptionError`."""
+    """Raise `CorruptionError` for missing or damaged files in a folder that other code filled."""
     try:
         yield
     except (NotFoundError, CorruptionError) as exc:
@@ -273,21 +273,21 @@ def requiring_whole(folder: Path) -> Iterator[None]:
 
 
 def retire_folder(path: Path, staging: Path, name: str) -> bool:
-    """Remove a published folder; tell whether it existed. Open mappings of its files stay valid."""
+    """Remove a published folder; return whether it existed. Open mappings of its files stay valid."""
     moved = move_folder(path, staging / name)
     _remove(staging / name)
     return moved
 
 
 def move_folder(path: Path, target: Path) -> bool:
-    """Rename a published folder; tell whether it existed. Open mappings of its files stay valid."""
+    """Rename a published folder; return whether it existed. Open mappings of its files stay valid."""
     with writing(path):
         make_private_folder(target.parent)
         try:
             os.rename(path, target)
         except FileNotFoundError:
             return False
-        os.utime(target)  # its age, as `remove_stale_folders` sees it, begins now
+        os.utime(target)  # resets its age for `remove_stale_folders`
     return True
 
 
@@ -304,12 +304,12 @@ def remove_stale_folders(staging: Path, before_ns: int) -> int:
 
 
 def _remove(path: Path) -> None:
-    # What cannot be removed now stays below staging, and is removed later.
+    # Files that cannot be removed now stay below staging until a later clean-up.
     shutil.rmtree(path, ignore_errors=True)
 
 
 def list_folder(folder: Path) -> list[str]:
-    """Return the names in a folder, sorted, without hidden ones; none if the folder is missing."""
+    """Return the names in a folder, sorted, without hidden files; empty if the folder is missing."""
     with reading(folder):
         try:
             return sorted(name for name in os.listdir(folder) if not name.startswith("."))
@@ -334,7 +334,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def make_private_folder(path: Path) -> None:
-    """Make a private folder and its missing parents, even if others remove those meanwhile."""
+    """Make a private folder and its missing parents, even if another process removes parents meanwhile."""
     for _ in range(_TRIES):
         with suppress(FileNotFoundError):
             if not path.is_dir():

@@ -1,4 +1,4 @@
-"""Backends by name: the built-in ones and those of other distributions."""
+"""Finds backend classes by name: built-in ones and plug-ins of other distributions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.backends.options import did_you_mean
 from holdfast.errors import InvalidArgumentError
 
 GROUP = "holdfast.backends"
-# Not entry points of this distribution: shipped to executors as plain files it has no metadata there.
+# Not looked up as entry points: plain files shipped to executors have no metadata. pyproject.toml registers them, too.
 _BUILT_IN = {
     "filesystem": "holdfast.backends.run_files.backend:FilesystemBackend",
     "memory": "holdfast.backends.run_files.memory:MemoryBackend",
@@ -19,13 +19,13 @@ _BUILT_IN = {
 
 
 def backend_names() -> list[str]:
-    """Return the names that `find_backend` knows."""
+    """Return the names that `find_backend` accepts."""
     return sorted({*_BUILT_IN, *(name for name, _ in _plug_ins())})
 
 
 def _plug_ins() -> set[tuple[str, str]]:
-    """Return names and classes that other distributions register."""
-    # Imported only here: a worker with a built-in backend need not load it, nor read the metadata of all distributions.
+    """Return the name and class path of every registered entry point."""
+    # Imported on demand: a worker with a built-in backend neither loads it nor reads all distributions' metadata.
     from importlib.metadata import entry_points
 
     return {(point.name, f"{point.module}:{point.attr}") for point in entry_points(group=GROUP)}
@@ -33,14 +33,14 @@ def _plug_ins() -> set[tuple[str, str]]:
 
 @lru_cache
 def find_backend(name: str) -> type[Backend]:
-    """Return the backend class registered under a name; built-in names win. Raises `InvalidArgumentError`."""
+    """Return the backend class registered under a name; built-ins take precedence. Raises `InvalidArgumentError`."""
     if name in _BUILT_IN:
         return _load(name, _BUILT_IN[name])
     points = [point for plug_in, point in _plug_ins() if plug_in == name]
     if not points:
         known = backend_names()
         raise InvalidArgumentError(
-            f"no backend named {name!r}{did_you_mean(name, known) or ';'} known are {', '.join(known)}; a plug-in "
+            f"no backend named {name!r}{did_you_mean(name, known) or ';'} known names: {', '.join(known)}; a plug-in "
             f"registers under the entry point group {GROUP!r}"
         )
     if len(points) > 1:
@@ -61,12 +61,12 @@ def _load(name: str, point: str) -> type[Backend]:
     lacking = sorted(getattr(found, "__abstractmethods__", ()))
     if lacking and built_for in (None, CONTRACT_VERSION):
         raise InvalidArgumentError(
-            f"backend {name!r} lacks methods of the contract: {', '.join(lacking)}; add them to the class",
+            f"backend {name!r} does not implement methods of the contract: {', '.join(lacking)}; add them to the class",
             registered=point,
         )
     if built_for != CONTRACT_VERSION:
         raise InvalidArgumentError(
-            f"backend {name!r} was built for another version of the backend contract: install a matching release, "
+            f"backend {name!r} was built for a different version of the backend contract: install a matching release, "
             "whose class sets contract_version",
             built_for=built_for,
             wanted=CONTRACT_VERSION,

@@ -1,19 +1,19 @@
-"""The run: a sorted, immutable Arrow table of one state table, and the one data format of holdfast.
+"""The run, holdfast's only data format: a sorted, immutable Arrow table with rows of one state table.
 
-A run holds the newest row of each of its keys::
+A run holds one row per key::
 
     hash     deleted   key.user   value.n   value.total
     uint64   bool      …          …         …
     0x01…    false     "ann"      3         7.5
     0x1f…    true      "bob"      null      null         ← bob's state was deleted
-    0x8c…    false     "cem"      null      2.0          ← a null value is a value, not an absence
+    0x8c…    false     "cem"      null      2.0          ← a null is a value: cem has state
 
 * **sorted**: by (hash, key); every key occurs once.
-* **immutable**: writing makes a new run; rows of newer runs hide those of older ones.
-* **typed**: columns are stored in the types of the table's schema, variable-width ones as large types.
+* **immutable**: a write makes a new run, whose rows hide those of older runs.
+* **typed**: columns are stored in the types of the table's schema, variable-width columns as large types.
 
-The same bytes are a commit, a part of a version on local disk or in shared memory, and what a savepoint
-holds. FORMAT.md section 2 gives them byte by byte.
+Commits, versions (on local disk or in shared memory) and savepoints all hold these bytes; FORMAT.md section 2 specifies
+them.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class Run:
     def build(
         cls, schema: TableSchema, keys: Keys, values: pa.RecordBatch | None, deleted: BoolArray | None = None
     ) -> Run:
-        """Sort a batch of writes into a run; of several writes to one key the last one stays.
+        """Sort a batch of writes into a run; the last write to a key wins.
 
-        Row i of `values` is the value of key i, in storage types, and ignored where `deleted`; None if all rows are
-        deletes.
+        Row i of `values` is the value of key i, in storage types, and ignored if `deleted` is true; `values` is None if
+        all rows are deletes.
         """
         n = len(keys)
         if deleted is None:
@@ -81,7 +81,7 @@ class Run:
 
     @cached_property
     def hashes(self) -> HashArray:
-        """Ascending, shape (n,); a view."""
+        """The hashes, ascending, shape (n,); a view."""
         hashes: HashArray = self.batch.column(0).to_numpy()
         return hashes
 
@@ -92,16 +92,16 @@ class Run:
         return deleted
 
     def deleted_at(self, rows: IntArray) -> BoolArray:
-        """Tell which of `rows` are deletes; costs nothing for the others."""
+        """Return which of `rows` are deletes, without reading other rows."""
         return arrow_rows.to_bools(self.batch.column(1).take(pa.array(rows)))
 
     def values_at(self, rows: IntArray) -> pa.RecordBatch:
-        """Return the values of `rows`, in any order."""
+        """Return the values of `rows`, which may be in any order."""
         return take(self.values, rows)
 
     @property
     def ends(self) -> tuple[int, int]:
-        """The first and the last hash of a run that has rows."""
+        """The first and the last hash; the run must not be empty."""
         return int(self.hashes[0]), int(self.hashes[-1])
 
     @property
@@ -129,16 +129,16 @@ class Run:
         return int(self.batch.nbytes)
 
     def find(self, keys: Keys) -> IntArray:
-        """Return each key's row, or -1, by one binary search a key; sorted keys are several times faster."""
+        """Return each key's row or -1, by one binary search per key; sorted keys are several times faster."""
         if not keys.is_sorted:
-            order = np.argsort(keys.hashes)  # any order of equal ones will do, and this one costs less
+            order = np.argsort(keys.hashes)  # an unstable sort is cheaper, and equal hashes may be in any order
             found = np.empty(len(keys), np.int64)
             found[order] = self.find(keys.take(order))
             return found
         return find_sorted(self.hashes, self.keys, keys.hashes, keys.columns)
 
     def with_prefixes(self, prefixes: Keys) -> Run:
-        """Return the rows that have the hash and the first key columns of one of `prefixes`."""
+        """Return the rows whose hash and first key columns match one of `prefixes`."""
         cut = self.schema.prefix(prefixes.columns.num_columns)
         columns = from_columns(self.keys.columns[: len(cut.key)], cut.key, len(self))
         rows = Run.build(cut, prefixes, None).find(Keys(self.hashes, columns))
@@ -153,7 +153,7 @@ class Run:
         return Run(schema, pa.RecordBatch.from_arrays([*first, *values.columns], schema=schema.columns))
 
     def relabelled(self, schema: TableSchema) -> Run:
-        """Return the run with its value columns under the names of a schema, which has them in the same order."""
+        """Return the run with its value columns under the names in `schema`, which has the same order."""
         if schema is self.schema:
             return self
         return Run(schema, pa.RecordBatch.from_arrays(self.batch.columns, schema=schema.columns))
@@ -172,7 +172,7 @@ class Run:
             yield Run(self.schema, self.batch.slice(start, rows))
 
     def stretches(self, size_bytes: int) -> Iterator[Run]:
-        """Yield the run in consecutive stretches of about that many bytes; none ends among rows of one hash."""
+        """Yield the run in consecutive stretches of about `size_bytes`; rows with the same hash stay together."""
         rows = max(1, len(self) * size_bytes // max(1, self.size_bytes))
         start = 0
         while start < len(self):
@@ -182,7 +182,7 @@ class Run:
             start = end
 
     def write(self, file: pa.NativeFile, *, compression: str | None = None) -> None:
-        """Write the run as an Arrow IPC stream. Without `compression` ("lz4") its buffers stay mappable."""
+        """Write the run as an Arrow IPC stream; its buffers can be memory-mapped unless `compression` is "lz4"."""
         write_stretches(file, self.schema, [self], compression=compression)
 
     @classmethod
@@ -195,7 +195,7 @@ class Run:
         trusted: bool = False,
         plain_bytes: int | None = None,
     ) -> Run:
-        """Read a run from an Arrow IPC stream, without copying what is not compressed."""
+        """Read a run from an Arrow IPC stream, without copying uncompressed buffers."""
         runs = read_stretches(section, schema, source=source, trusted=trusted, plain_bytes=plain_bytes)
         if len(runs) != 1:
             raise CorruptionError(f"{source} must hold one batch", table=schema.name, batches=len(runs))
@@ -203,7 +203,7 @@ class Run:
 
 
 def under_names(stored: Run, schema: TableSchema, names: Names) -> Run:
-    """Return stored rows with the columns of a schema, stored under `names`; a missing column is null."""
+    """Return stored rows with the columns of `schema`, whose stored names are in `names`; a missing column is null."""
     known = with_columns(names, stored.schema.value.names, schema.value.names)
     return stored.projected(named(schema, known)).relabelled(schema)
 
@@ -211,7 +211,7 @@ def under_names(stored: Run, schema: TableSchema, names: Names) -> Run:
 def write_stretches(
     file: pa.NativeFile, schema: TableSchema, runs: Iterable[Run], *, compression: str | None = None
 ) -> None:
-    """Write runs of ascending ranges of the hash, one after the other, as the batches of one Arrow IPC stream."""
+    """Write runs of ascending hash ranges as consecutive batches of one Arrow IPC stream."""
     options = ipc.IpcWriteOptions(compression=compression)
     columns = schema.columns.with_metadata({"holdfast.table": schema.name})
     with ipc.new_stream(file, columns, options=options) as writer:
@@ -222,7 +222,7 @@ def write_stretches(
 def read_stretches(
     section: pa.Buffer, schema: TableSchema, *, source: str, trusted: bool = False, plain_bytes: int | None = None
 ) -> list[Run]:
-    """Read what `write_stretches` wrote, in the columns it was written with; see `Run.read`."""
+    """Read the runs that `write_stretches` wrote, with the columns at the time; see `Run.read`."""
     own = schema
 
     def accept(columns: pa.Schema) -> None:
@@ -242,12 +242,12 @@ def read_stretches(
 
 
 def schema_of(columns: pa.Schema, held: TableSchema, *, source: str) -> TableSchema:
-    """Return the schema that a table, now `held`, had when a run with these columns was written."""
+    """Return the schema of a run with these columns; `held` is the table's schema now, which must hold its values."""
     if columns.equals(held.columns):
         return held
     own = TableSchema.of_columns(held.name, columns)
     if len(set(columns.names)) < len(columns) or not own.columns.equals(columns):
-        raise CorruptionError(f"{source} holds no readable run: it lacks the columns of one", table=held.name)
+        raise CorruptionError(f"{source} holds no readable run: its columns are not those of a run", table=held.name)
     require_readable(own, held, source=source)
     return own
 
@@ -257,7 +257,7 @@ def _null_rows(schema: pa.Schema, n: int) -> pa.RecordBatch:
 
 
 def _newest(batch: pa.RecordBatch, keys: Keys) -> pa.RecordBatch:
-    """Return the last row of each key, ordered by (hash, key); `keys` has the key of each row."""
+    """Return the last row of each key, ordered by (hash, key); `keys` holds the key of each row."""
     order = order_rows(keys.hashes, keys.columns)
     last = np.ones(len(order.first), np.bool_)
     last[:-1] = order.first[1:]
@@ -267,16 +267,16 @@ def _newest(batch: pa.RecordBatch, keys: Keys) -> pa.RecordBatch:
 
 
 def merge_runs(runs: Sequence[Run], *, drop_deletes: bool) -> Run:
-    """Merge one or more runs of a table, 15 ns a row and column; of each key the newest row stays.
+    """Merge one or more runs of a table, oldest first, keeping each key's newest row; 15 ns per row and column.
 
-    `drop_deletes` is valid only without an older run below.
+    `drop_deletes` is valid only if no older run lies below.
     """
     schema = reduce(evolved, (run.schema for run in runs))
     if len(runs) == 1:
         merged = Run(schema, runs[0].batch)
     else:
         together = Run(schema, _concatenate([run.projected(schema) for run in runs]))
-        del runs  # a large commit's writes go before its rows are put in order
+        del runs  # frees a large commit's writes before its rows are sorted
         merged = Run(schema, _newest(together.batch, Keys(together.hashes, together.keys)))
     if drop_deletes and merged.deleted.any():
         merged = Run(schema, arrow_rows.filter_rows(merged.batch, ~merged.deleted))
@@ -284,7 +284,7 @@ def merge_runs(runs: Sequence[Run], *, drop_deletes: bool) -> Run:
 
 
 def join_runs(runs: Sequence[Run]) -> Run:
-    """Return runs of one schema and of ascending ranges of the hash as one, without sorting."""
+    """Join runs of one schema and ascending hash ranges into one run, without sorting."""
     return runs[0] if len(runs) == 1 else Run(runs[0].schema, _concatenate(runs))
 
 

@@ -1,4 +1,4 @@
-"""A stack of runs: how one version of one table is read, and when runs are merged.
+"""A stack of runs: how one version of one table is read, and when its runs are merged.
 
 ::
 
@@ -6,8 +6,8 @@
              ▒▒▒▒▒▒        700k rows    the first run that has it decides, a delete included
     oldest   ▒▒▒▒▒▒▒▒▒▒▒   20M rows
 
-A merge leaves a run that is less than `1 / GROWTH` of the one below it, so a stack is a few runs high and a row is
-rewritten a few times in all: size-tiered merging (O'Neil et al. 1996; docs/decisions/0005-run-files.md).
+After a merge, the new run is smaller than `1 / GROWTH` of the run below it. A stack thus has few runs, and a row is
+rewritten few times: size-tiered merging (O'Neil et al. 1996; docs/decisions/0005-run-files.md).
 """
 
 from __future__ import annotations
@@ -35,44 +35,44 @@ from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
 
 GROWTH = 1.75
 COMMIT_MERGE_LIMIT_BYTES = 64 << 20
-# How much a commit merges of what the background would merge: it is written, and stored, twice.
+# A commit merges at most 1/8 of the bytes that the background would merge: those bytes are written and stored twice.
 _SHARE_OF_COMMIT = 8
-#: How much of a stack is merged at once: bounds the memory of merges and scans, whatever the shard's size.
+#: The bytes of a stack merged at a time: bounds the memory of merges and scans, whatever the shard's size.
 STRETCH_BYTES = 64 << 20
-#: What a scan merges for its first rows; each later stretch is `_STRETCH_GROWTH` times larger.
+#: The bytes a scan merges for its first rows; each later stretch is `_STRETCH_GROWTH` times larger.
 FIRST_STRETCH_BYTES = 256 << 10
 _STRETCH_GROWTH = 4
-# A stretch ends after this many blocks, each this fraction of it, plus the blocks that other runs have begun.
+# A block is 1/16 of a stretch. A stretch ends after 12 whole blocks, plus the partial blocks of the other runs.
 _BLOCKS, _BLOCKS_PER_STRETCH = 12, 16
-# This many rows of one hash, as timers due at one time, are not read at once.
+# At least this many rows of one hash, such as timers due at the same time, are read in parts.
 _CROWD_ROWS = 4096
 
 
 class Stacked(Protocol):
-    """A run of a stack, as a look-up sees it: `Run`, or `holdfast.backends.stretched_run.StretchedRun`."""
+    """What look-ups need of a run; `Run` and `holdfast.backends.stretched_run.StretchedRun` implement it."""
 
     def __len__(self) -> int: ...
 
     @property
     def schema(self) -> TableSchema:
-        """The schema that it was written with."""
+        """The schema that the run was written with."""
 
     @property
     def ends(self) -> tuple[int, int]:
-        """The first and the last hash of a run that has rows."""
+        """The first and the last hash; the run must not be empty."""
 
     @property
     def parts(self) -> list[Run]:
-        """Its stretches, by ascending hash."""
+        """The run's stretches, by ascending hash."""
 
     def find(self, keys: Keys) -> IntArray:
-        """Return the row of each of the sorted keys, or -1."""
+        """Return the row of each key, or -1; keys are sorted."""
 
     def deleted_at(self, rows: IntArray) -> BoolArray:
-        """Tell which of `rows` are deletes."""
+        """Return which of `rows` are deletes."""
 
     def values_at(self, rows: IntArray) -> pa.RecordBatch:
-        """Return the values of `rows`, in any order."""
+        """Return the values of `rows`, which may be in any order."""
 
 
 def parts_of(runs: Iterable[Stacked]) -> list[Run]:
@@ -83,7 +83,7 @@ def parts_of(runs: Iterable[Stacked]) -> list[Run]:
 def look_up(
     runs: Sequence[Stacked], keys: Keys, schema: TableSchema, floor: Callable[[Keys], Found] | None = None
 ) -> Found:
-    """Return the newest value of each key from runs, oldest first; `floor` looks up the keys that no run has."""
+    """Return each key's newest value in `runs`, which are oldest first; `floor` looks up the keys that no run has."""
     n = len(keys)
     order = None if keys.is_sorted else np.argsort(keys.hashes)
     keys = keys if order is None else keys.take(order)
@@ -110,7 +110,7 @@ def look_up(
 
 
 def _within(run: Stacked, keys: Keys, undecided: BoolArray) -> IntArray:
-    """Return the undecided, sorted keys within the range of `run`."""
+    """Return the positions of the undecided keys within the hash range of `run`; keys are sorted."""
     if not len(run):
         return np.empty(0, np.int64)
     start, end = _places(keys.hashes, *run.ends)
@@ -118,7 +118,7 @@ def _within(run: Stacked, keys: Keys, undecided: BoolArray) -> IntArray:
 
 
 def merge_in_stretches(runs: Sequence[Run], *, drop_deletes: bool, first_bytes: int | None = None) -> Iterator[Run]:
-    """Merge rows, and yield them by ascending ranges of the hash, the first of about `first_bytes`."""
+    """Merge runs, and yield the rows in ascending hash ranges, the first of about `first_bytes`."""
     for part in _stretches(runs, 0, MAX_HASH, first_bytes):
         merged = merge_runs(part, drop_deletes=drop_deletes)
         if len(merged):
@@ -126,7 +126,7 @@ def merge_in_stretches(runs: Sequence[Run], *, drop_deletes: bool, first_bytes: 
 
 
 def merge_over(below: Iterable[Run], writes: Sequence[Run]) -> Iterator[Run]:
-    """Merge `writes`, oldest first, over the live rows that `below` yields by hash, reading that lazily."""
+    """Merge `writes`, oldest first, over the live rows that `below` yields in hash order; reads `below` lazily."""
     if not writes:
         yield from (run for run in below if len(run))
         return
@@ -148,7 +148,7 @@ def merge_over(below: Iterable[Run], writes: Sequence[Run]) -> Iterator[Run]:
 def scan_above(
     floor: Callable[[int, int], Iterator[Run]], runs: Sequence[Run], first_hash: int, last_hash: int
 ) -> Iterator[Run]:
-    """Merge runs over the floor, whose live rows `floor` scans, and yield live rows as `scan_runs` does."""
+    """Merge runs over the live rows that `floor` scans, and yield live rows as `scan_runs` does."""
     start = first_hash
     for part in _stretches(runs, first_hash, last_hash, FIRST_STRETCH_BYTES):
         end = max(int(run.hashes[-1]) for run in part)
@@ -159,14 +159,14 @@ def scan_above(
 
 
 def prefixes_above(below: Iterable[Run], runs: Sequence[Run], prefixes: Keys) -> Iterator[Run]:
-    """Merge the rows of runs that begin with one of `prefixes` over those below the oldest run."""
+    """Merge the rows of `runs` that begin with one of `prefixes` over the rows of `below`."""
     hashes = np.unique(prefixes.hashes)
     found = [_taken(run, rows_of(run.hashes, hashes)).with_prefixes(prefixes) for run in runs if len(run)]
     return merge_over(below, [run for run in found if len(run)])
 
 
 def _rows_up_to(run: Run, below: Run) -> int:
-    """Return how many rows of `run` come before or at the last row of `below`."""
+    """Return how many rows of `run` come at or before the last row of `below`."""
     start, end = _places(run.hashes, below.hashes[-1], below.hashes[-1])
     if start == end:
         return start
@@ -190,7 +190,7 @@ def _hide(run: Run, newer: Run) -> Run:
 
 
 def scan_runs(runs: Sequence[Run], first_hash: int, last_hash: int) -> Iterator[Run]:
-    """Merge like `merge_in_stretches`, but yield live rows only, the first ones cheaply; a hash may span runs."""
+    """Merge like `merge_in_stretches`, but yield only live rows, the first of them cheaply; a hash may span runs."""
     for part in _stretches(runs, first_hash, last_hash, FIRST_STRETCH_BYTES):
         last = int(max(run.hashes[-1] for run in part))
         crowd = _slices(part, last, last)
@@ -209,7 +209,7 @@ def _live(runs: Sequence[Run]) -> Iterator[Run]:
 
 
 def _scan_crowd(runs: Sequence[Run]) -> Iterator[Run]:
-    """Yield lazily the live rows of runs with a single hash, oldest run first."""
+    """Lazily yield the live rows of runs that hold a single hash, oldest run first."""
     for i, run in enumerate(runs):
         start, rows, most = 0, _CROWD_ROWS // 4, max(_CROWD_ROWS, len(run) * STRETCH_BYTES // run.size_bytes)
         while start < len(run):
@@ -223,7 +223,7 @@ def _scan_crowd(runs: Sequence[Run]) -> Iterator[Run]:
 
 
 def merge_prefixes(runs: Sequence[Run], prefixes: Keys) -> Iterator[Run]:
-    """Merge the rows that begin with one of `prefixes`; yield live ones by ascending ranges of the hash."""
+    """Merge the rows that begin with one of `prefixes`; yield the live rows in ascending hash ranges."""
     if not len(prefixes):
         return
     prefixes = prefixes.take(np.argsort(prefixes.hashes))
@@ -231,7 +231,7 @@ def merge_prefixes(runs: Sequence[Run], prefixes: Keys) -> Iterator[Run]:
         last = max(run.ends[1] for run in part)
         crowd = _slices(part, last, last) if _size_bytes(part) > STRETCH_BYTES else []
         if _size_bytes(crowd) > STRETCH_BYTES:
-            # Never holds all rows of a very large key at once.
+            # Avoids holding all rows of a very large key at once.
             yield from _begun_with(_slices(part, 0, last - 1) if last else [], prefixes)
             near = prefixes.slice(*_places(prefixes.hashes, last, last))
             found = (run.with_prefixes(near) for run in (_scan_crowd(crowd) if len(near) else ()))
@@ -241,7 +241,7 @@ def merge_prefixes(runs: Sequence[Run], prefixes: Keys) -> Iterator[Run]:
 
 
 def _begun_with(runs: Sequence[Run], prefixes: Keys) -> Iterator[Run]:
-    """Yield the live rows that begin with one of `prefixes`, which are sorted."""
+    """Yield the live rows that begin with one of `prefixes`; prefixes are sorted."""
     if not runs:
         return
     ends = (min(run.ends[0] for run in runs), max(run.ends[1] for run in runs))
@@ -256,7 +256,7 @@ def _size_bytes(runs: Iterable[Run]) -> int:
 
 
 def _places(hashes: HashArray, first: int, last: int) -> tuple[int, int]:
-    """Return the positions of hashes in [first, last] among ascending hashes."""
+    """Return the start and end of the hashes in [first, last]; hashes are sorted."""
     start = int(np.searchsorted(hashes, np.uint64(first), side="left"))
     return start, int(np.searchsorted(hashes, np.uint64(last), side="right"))
 
@@ -264,7 +264,7 @@ def _places(hashes: HashArray, first: int, last: int) -> tuple[int, int]:
 def _stretches(
     runs: Sequence[Run], first_hash: int, last_hash: int, first_bytes: int | None = None
 ) -> Iterator[list[Run]]:
-    """Yield the slices of `runs` by ascending ranges of the hash, growing from `first_bytes` to `STRETCH_BYTES`."""
+    """Yield slices of `runs` in ascending hash ranges, growing from `first_bytes` to `STRETCH_BYTES`."""
     size_bytes = min(first_bytes or STRETCH_BYTES, STRETCH_BYTES)
     rest = _slices(runs, first_hash, last_hash)
     while rest:
@@ -286,12 +286,12 @@ def _slices(runs: Iterable[Run], first_hash: int, last_hash: int) -> list[Run]:
 
 
 def _last_hash(runs: Sequence[Run], size_bytes: int) -> int | None:
-    """Return the hash at which a stretch of the first rows ends; None if all rows make one stretch."""
+    """Return the last hash of a stretch of the first rows; None if all rows fit in one stretch."""
     if _size_bytes(runs) <= size_bytes:
         return None
     ends = []
     for run in runs:
-        # Blocks of all runs have equal bytes, so a stretch ends after a fixed number of them.
+        # All blocks have the same size, so a stretch ends after a fixed number of blocks.
         rows = max(1, len(run) * size_bytes // (_BLOCKS_PER_STRETCH * run.size_bytes))
         ends.append(run.hashes[rows - 1 : rows * _BLOCKS : rows])
     hashes = np.sort(np.concatenate(ends))
@@ -299,7 +299,7 @@ def _last_hash(runs: Sequence[Run], size_bytes: int) -> int | None:
 
 
 def _in_order(found: Found, order: IntArray | None) -> Found:
-    """Return the answer in the keys' order before sorting, given by `order`."""
+    """Return the result in the order that the keys had before sorting by `order`."""
     if order is None:
         return found
     places = np.empty(len(order), np.int64)
@@ -308,7 +308,7 @@ def _in_order(found: Found, order: IntArray | None) -> Found:
 
 
 def _placed(hits: list[tuple[IntArray, pa.RecordBatch]], n: int, order: IntArray | None, schema: TableSchema) -> Found:
-    """Return a look-up's answer: `hits` are values with their sorted places, `order` (if any) the original places."""
+    """Return a look-up's result: `hits` are values at sorted positions, which `order` maps to the original ones."""
     if len(hits) == 1 and order is None and len(hits[0][0]) == n:
         return Found(np.ones(n, np.bool_), hits[0][1])
     exists = np.zeros(n, np.bool_)
@@ -325,7 +325,7 @@ def _placed(hits: list[tuple[IntArray, pa.RecordBatch]], n: int, order: IntArray
 
 
 def first_to_merge(sizes_bytes: Sequence[int], limit_bytes: int | None = None) -> int:
-    """Return the first run to merge with the newest, of runs from the oldest on; the last index means none."""
+    """Return the oldest run to merge with all newer runs; sizes are oldest first, the last index means no merge."""
     start = _first_of_stretch(sizes_bytes)
     total_bytes = sum(sizes_bytes[start:])
     if limit_bytes is None or total_bytes <= limit_bytes:

@@ -1,7 +1,7 @@
-"""What a state table looks like: its typed columns, batches of its keys, and the tables that an operator declares.
+"""Schemas of state tables: typed columns, batches of keys, and the tables that an operator declares.
 
 A table has key columns and value columns, each in its **storage type** (`holdfast.backends.arrow.rows.storage_type`).
-A row is found by its hash and its key; `holdfast.backends.run` shows how rows are stored.
+Rows are looked up by hash and key; `holdfast.backends.run` shows how they are stored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 T = TypeVar("T")
 #: Prefixes of key and value columns in a run, and in `TableSchema.not_null`.
 KEY_SIDE, VALUE_SIDE = "key.", "value."
-#: The end of an error that says how to read stored state again.
+#: Ends an error about stored state that does not match the operator.
 NEW_QUERY = "or start over with a new checkpointLocation"
 
 
@@ -34,12 +34,12 @@ class TableSchema:
     """Name and typed columns of one state table."""
 
     name: str
-    #: Storage types (`TableSchema.of` converts). At least one key column. Whatever was declared, any part of a key may
-    #: be null: the same key is found whatever Spark knows of its nulls, which any change of a query may change.
+    #: At least one column, in storage types (`TableSchema.of` converts). Any part of a key may be null, whatever is
+    #: declared: the nullability that Spark infers can change with any edit of a query, and must not change a key.
     key: pa.Schema
     value: pa.Schema
     #: The columns, named as in `columns`, that the operator declares NOT NULL. The operator must enforce it: stored
-    #: rows may have nulls anywhere, and schemas that differ only in this are equal.
+    #: rows may have nulls anywhere, and schemas that differ only in `not_null` are equal.
     not_null: frozenset[str] = dataclass_field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
@@ -48,7 +48,7 @@ class TableSchema:
 
     @classmethod
     def of(cls, name: str, key: pa.Schema, value: pa.Schema) -> TableSchema:
-        """Return the schema with every column in its storage type; `not_null` names the non-nullable ones."""
+        """Return the schema with each column in its storage type; non-nullable columns are in `not_null`."""
         if not len(key):
             raise InvalidArgumentError("a state table needs at least one key column", table=name)
         for side in (key, value):
@@ -59,12 +59,12 @@ class TableSchema:
 
     @classmethod
     def of_sides(cls, name: str, key: pa.Schema, value: pa.Schema) -> TableSchema:
-        """Return the schema with these `sides`."""
+        """Return the schema whose `sides` are these columns."""
         return cls(name, _nullable(key), _nullable(value), _not_null(key, KEY_SIDE) | _not_null(value, VALUE_SIDE))
 
     @classmethod
     def of_columns(cls, name: str, columns: pa.Schema) -> TableSchema:
-        """Return the schema with these `columns`."""
+        """Return the schema whose `columns` these are."""
         sides = [
             pa.schema([f.with_name(f.name.removeprefix(side)) for f in columns if f.name.startswith(side)])
             for side in (KEY_SIDE, VALUE_SIDE)
@@ -81,7 +81,7 @@ class TableSchema:
         )
 
     def sides(self) -> tuple[pa.Schema, pa.Schema]:
-        """Return key and value columns; those in `not_null` are not nullable."""
+        """Return the key and value columns; columns in `not_null` are not nullable."""
         key, value = (
             pa.schema([f.with_nullable(side + f.name not in self.not_null) for f in schema])
             for side, schema in ((KEY_SIDE, self.key), (VALUE_SIDE, self.value))
@@ -89,7 +89,7 @@ class TableSchema:
         return key, value
 
     def prefix(self, columns: int) -> TableSchema:
-        """Return the schema of keys cut to their first columns. Raises `InvalidArgumentError` if there are fewer."""
+        """Return the schema with the key cut to its first columns. Raises `InvalidArgumentError` if it has fewer."""
         if not 0 < columns <= len(self.key):
             raise InvalidArgumentError("no such prefix of the key", table=self.name, columns=columns, key=len(self.key))
         return TableSchema(self.name, pa.schema(list(self.key)[:columns]), self.value)
@@ -99,7 +99,7 @@ class TableSchema:
         schema = self.key if side == "key" else self.value
         if sorted(data.schema.names) != sorted(schema.names):
             raise SchemaMismatchError(
-                f"the {side} columns do not fit the state table",
+                f"the {side} columns do not match the state table",
                 table=self.name,
                 given=list(data.schema.names),
                 expected=list(schema.names),
@@ -132,7 +132,7 @@ def _stored(schema: pa.Schema) -> pa.Schema:
 class Keys:
     """A batch of keys to look up or write: hashes and key columns, row by row."""
 
-    hashes: HashArray  #: The shard's key hash (Spark's ``xxhash64`` seen as unsigned)
+    hashes: HashArray  #: The hash of each key: Spark's ``xxhash64``, as unsigned integers
     columns: pa.RecordBatch  #: Normalised, in storage types: see `Keys.of`.
 
     @classmethod
@@ -155,17 +155,17 @@ class Keys:
         return Keys(self.hashes[rows], take(self.columns, rows))
 
     def slice(self, start: int, end: int) -> Keys:
-        """Return the keys from `start` to `end`, which share their memory with these."""
+        """Return the keys from `start` to `end`, without copying."""
         return Keys(self.hashes[start:end], self.columns.slice(start, max(0, end - start)))
 
     def shown(self, row: int) -> str:
-        """Return one key for an error."""
+        """Return one key as text, for errors."""
         pairs = zip(self.columns.schema.names, self.columns.columns, strict=True)
         return ", ".join(f"{name}={arrow_values.shown(column[row])}" for name, column in pairs)
 
     @staticmethod
     def concat(parts: Sequence[Keys]) -> Keys:
-        """Return the keys of all parts, at least one, in their order."""
+        """Concatenate one or more batches of keys."""
         hashes = np.concatenate([part.hashes for part in parts])
         return Keys(hashes, pa.concat_batches([part.columns for part in parts]))
 
@@ -178,7 +178,7 @@ class Keys:
 def find_table(tables: Mapping[str, T], table: str) -> T:
     """Return a table's entry in `tables`. Raises `NotFoundError`."""
     if table not in tables:
-        raise NotFoundError("no such table: name one that the operator declares", table=table, tables=sorted(tables))
+        raise NotFoundError("no such table: use a table that the operator declares", table=table, tables=sorted(tables))
     return tables[table]
 
 
@@ -193,12 +193,12 @@ def require_declared(stored: Iterable[str], declared: Mapping[str, object]) -> N
 
 
 def encode_schemas(tables: Mapping[str, TableSchema]) -> dict[str, list[str]]:
-    """Return, by table, its key schema and its value schema as text."""
+    """Encode the key schema and the value schema of each table as text."""
     return {name: [encode_schema(side) for side in schema.sides()] for name, schema in tables.items()}
 
 
 def decode_schemas(encoded: Mapping[str, Sequence[str]]) -> dict[str, TableSchema]:
-    """Return the schemas that `encode_schemas` wrote. Raises `CorruptionError` if they are invalid."""
+    """Decode the schemas that `encode_schemas` wrote. Raises `CorruptionError` if they are invalid."""
     try:
         return {name: TableSchema.of_sides(name, *map(decode_schema, sides)) for name, sides in encoded.items()}
     except (pa.ArrowException, OSError, ValueError, TypeError) as exc:
@@ -206,17 +206,17 @@ def decode_schemas(encoded: Mapping[str, Sequence[str]]) -> dict[str, TableSchem
 
 
 def encode_schema(schema: pa.Schema) -> str:
-    """Return a schema as text."""
+    """Encode a schema as text."""
     return base64.b64encode(schema.serialize()).decode()
 
 
 def decode_schema(text: str) -> pa.Schema:
-    """Return the schema that `encode_schema` wrote; raises Arrow's or Python's own errors if it is invalid."""
+    """Decode the schema that `encode_schema` wrote; raises Arrow's or Python's own errors if it is invalid."""
     schema = ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
     for field in schema:
         _read_names(field)
     if len(set(schema.names)) < len(schema):
-        raise ValueError("two columns have one name")
+        raise ValueError("two columns share a name")
     return schema
 
 

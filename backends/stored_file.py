@@ -1,8 +1,8 @@
-"""The one framing of every file that holdfast stores, locally and durably.
+"""The file format: the framing of every file that holdfast stores, locally and durably.
 
 ::
 
-    offset 0     section 1          bytes; of a run: an Arrow IPC stream, which any Arrow reader opens as it is
+    offset 0     section 1          bytes; for a run, an Arrow IPC stream that any Arrow reader opens
                  section 2 …
                  footer             JSON, UTF-8: kind, encoding, header, and name, offset and sizes of each section
     end - 32     footer size        uint32, little endian
@@ -13,14 +13,14 @@
 
 Invariants
 ----------
-* **whole**: a file is accepted only if its magic, its format version and its digest are right; a cut or
-  altered file is a `CorruptionError` that names it.
-* **self-describing**: `kind` says what it is, `encoding` how its sections are encoded (``"plain"``, or ``"lz4"``:
-  each is one LZ4 frame; other values are reserved, for example for encryption), `header` holds the facts of that kind.
-* **sizes first**: no memory is allocated before its size is checked: a section's against the footer, the footer's
-  against the file and `FOOTER_BYTES_MAX`, and both, if the caller knows it, against what was declared elsewhere. A
-  digest proves that a file is whole, not who wrote it.
-* **fixed tail**: the format version and the magic stay at these places in every later version.
+* **whole**: a file is accepted only if its magic, format version and digest match; a truncated or altered file raises
+  a `CorruptionError` that names it.
+* **self-describing**: `kind` is the type of file, `encoding` that of its sections (``"plain"``, or ``"lz4"`` with one
+  LZ4 frame per section; other values are reserved, for example for encryption), and `header` holds values of the kind.
+* **sizes first**: every size is checked before memory is allocated: a section's against the footer, the footer's
+  against the file and `FOOTER_BYTES_MAX`, and both against a size declared elsewhere if the caller knows one. A digest
+  proves integrity, not origin.
+* **fixed tail**: the format version and the magic stay at these offsets in every later version.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ MAGIC = b"HOLDFAST"
 FOOTER_SIZE = struct.Struct("<IHH")
 DIGEST_BYTES = 16
 TAIL_BYTES = FOOTER_SIZE.size + DIGEST_BYTES + len(MAGIC)
-#: The largest footer written or read: JSON takes 25 times its size in memory. A snapshot's, which names a part every 8
-#: MiB, reaches it at 1 TB of state in one shard.
+#: The largest footer written or read: parsed JSON takes 25 times its size in memory. The footer of a snapshot, which
+#: lists a part per 8 MiB, reaches this limit at 1 TB of state in one shard.
 FOOTER_BYTES_MAX = 16 << 20
-#: The size of the largest file without sections, which describes state and holds none.
+#: The largest size of a file without sections; such files describe state but hold none.
 NOTICE_BYTES_MAX = FOOTER_BYTES_MAX + TAIL_BYTES
-#: Room for the end of any stored file with one section.
+#: Enough bytes for the end of any stored file with one section.
 END_BYTES_MAX = 64 << 10
 
 
@@ -56,30 +56,30 @@ _FOOTER_FIELDS = {"kind": str, "encoding": str, "header": dict, "sections": list
 _SECTION_SIZES = ("offset", "size_bytes", "plain_bytes")
 _SIZE_LIMIT = 1 << 62
 
-# The bytes after everything that the digest covers.
+# The last bytes of a file, which the digest does not cover.
 _SEAL_BYTES = DIGEST_BYTES + len(MAGIC)
-#: For a file that is too large to be held in memory.
+#: Read size for files too large to hold in memory.
 BLOCK_BYTES = 16 << 20
 
 _LZ4 = pa.Codec("lz4")
 #: LZ4 expands one byte to at most 255.
 EXPANSION_MAX = 256
-#: Returns the bytes of a file from one place to another.
+#: Returns a file's bytes between two offsets.
 Read = Callable[[int, int], memoryview]
-# From this size on, a file is made in one piece of memory.
+# A file of at least this size is encoded into one preallocated buffer.
 _LARGE_BYTES = 1 << 20
 SectionWriter = Callable[[pa.NativeFile], None]
 
 
 def _out_of_a_frame(section: pa.Buffer, plain_bytes: int) -> pa.Buffer:
     if lz4.frame.get_frame_info(section)["content_size"] == plain_bytes:
-        # Arrow's decoder refuses a frame of any other size, and needs no copy.
+        # Arrow's decoder refuses a frame of any other size, and copies nothing.
         return _LZ4.decompress(section, decompressed_size=plain_bytes)
     frame = lz4.frame.LZ4FrameDecompressor()
-    # With a limit, or the frame would decide how much memory is allocated.
+    # Limited: otherwise the frame decides how much memory is allocated.
     plain = frame.decompress(section, max_length=plain_bytes + 1)
     if len(plain) != plain_bytes or not frame.eof or frame.unused_data:
-        raise ValueError("it is not as long as the footer says")
+        raise ValueError("its length does not match the footer")
     return pa.py_buffer(plain)
 
 
@@ -92,16 +92,16 @@ _DECODERS: dict[str, Callable[[pa.Buffer, int], pa.Buffer]] = {"plain": _as_it_i
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A verified file, its sections as views into the bytes it was read from."""
+    """A verified file; its sections are views into the bytes it was read from."""
 
     kind: str  #: ``run``, ``version``, ``merge``, ``commit``, ``snapshot``, ``operator`` …
-    header: Mapping[str, Any]  #: The facts of this kind, JSON values
+    header: Mapping[str, Any]  #: JSON values specific to the kind
     sections: Mapping[str, pa.Buffer]  #: Decoded
     size_bytes: int
-    digest: str  #: 32 hexadecimal digits; names exactly these bytes
+    digest: str  #: 32 hexadecimal digits; identifies exactly these bytes
 
     def section(self, name: str, source: str) -> pa.Buffer:
-        """Return one section; its absence is a `CorruptionError` that names the file."""
+        """Return one section. Raises a `CorruptionError` that names the file if it is missing."""
         if name not in self.sections:
             raise CorruptionError(f"{source} lacks a section", section=name, kind=self.kind)
         return self.sections[name]
@@ -109,12 +109,12 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class StoredEnd:
-    """A file's own description at its end, unverified, as the rest was not read."""
+    """The description at a file's end, unverified because the rest was not read."""
 
-    header: Mapping[str, Any]  #: The facts of its kind, JSON values
-    sections: Mapping[str, int]  #: How many bytes each has when it is decoded
+    header: Mapping[str, Any]  #: JSON values specific to the kind
+    sections: Mapping[str, int]  #: The decoded size of each section
     size_bytes: int
-    digest: str  #: That the whole file should have; see `require_digest`
+    digest: str  #: The expected digest of the whole file; see `require_digest`
 
 
 def decode(
@@ -126,9 +126,9 @@ def decode(
     plain_bytes: int | None = None,
     plain_bytes_max: int | None = None,
 ) -> StoredFile:
-    """Read a whole stored file, called `source` in errors, into views of `data`.
+    """Decode a whole stored file into views of `data`; errors name it `source`.
 
-    Sections unpack to `plain_bytes`, or at most `plain_bytes_max`, by default LZ4's maximum.
+    Sections must decode to `plain_bytes`, or to at most `plain_bytes_max`; by default LZ4's expansion is the limit.
     """
     buffer = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
     view = memoryview(buffer)
@@ -152,7 +152,7 @@ def decode(
 
 
 def decode_end(read: Read, size_bytes: int, *, source: str, kind: str, plain_bytes_max: int | None = None) -> StoredEnd:
-    """Read only the end of a stored file; `read` returns bytes between two places. The rest is as for `decode`."""
+    """Decode only the end of a stored file, which `read` returns; the other parameters are those of `decode`."""
     start = max(0, size_bytes - END_BYTES_MAX)
     data = read(start, size_bytes) if size_bytes else memoryview(b"")
     footer_size, digest = _read_tail(data, source, kind)
@@ -168,7 +168,7 @@ def decode_end(read: Read, size_bytes: int, *, source: str, kind: str, plain_byt
 
 
 def require_digest(read: Read, size_bytes: int, digest: str, *, source: str, kind: str) -> None:
-    """Raise `CorruptionError` if a file, read a block at a time, does not match the digest at its end."""
+    """Check a file against its digest, reading block by block. Raises `CorruptionError`."""
     found, end = xxhash.xxh3_128(), size_bytes - _SEAL_BYTES
     for start in range(0, end, BLOCK_BYTES):
         found.update(read(start, min(start + BLOCK_BYTES, end)))
@@ -177,7 +177,7 @@ def require_digest(read: Read, size_bytes: int, digest: str, *, source: str, kin
 
 
 def _read_tail(view: memoryview, source: str, kind: str) -> tuple[int, bytes]:
-    """Return the size of the footer and the digest that the last bytes of a file name."""
+    """Return the footer's size and the digest from the last bytes of a file."""
     if len(view) < TAIL_BYTES or bytes(view[-8:]) != MAGIC:
         raise CorruptionError(
             f"{source} is not a whole holdfast file: its end is missing", size_bytes=len(view), kind=kind
@@ -204,7 +204,7 @@ def _require_footer_size(footer_size: int, end: int, source: str) -> None:
 
 
 def _read_footer(text: bytes, at: int, source: str, kind: str) -> dict[str, Any]:
-    """Return the footer at an offset of a file, checked against the expected kind and encoding."""
+    """Parse the footer at offset `at` of a file; check its kind, encoding and section sizes."""
     footer = _parse_footer(text, source)
     encoding = footer["encoding"]
     if footer["kind"] != kind or encoding not in _DECODERS:
@@ -216,7 +216,7 @@ def _read_footer(text: bytes, at: int, source: str, kind: str) -> dict[str, Any]
 
 
 def digest_of(data: memoryview) -> str | None:
-    """Return the digest of exactly these bytes; None unless they are a whole stored file."""
+    """Return the digest of these bytes; None unless they are exactly one whole stored file."""
     named = digest_at_end(data)
     return named if named is not None and xxhash.xxh3_128(data[:-_SEAL_BYTES]).hexdigest() == named else None
 
@@ -231,7 +231,7 @@ def digest_at_end(data: memoryview) -> str | None:
 def _require_declared(
     table: list[dict[str, Any]], plain_bytes: int | None, plain_bytes_max: int | None, source: str
 ) -> None:
-    """Check the sections' claimed decoded size against the declared one."""
+    """Check the sections' decoded size against the declared size."""
     decoded = sum(entry["plain_bytes"] for entry in table)
     if (plain_bytes is not None and decoded != plain_bytes) or (
         plain_bytes_max is not None and decoded > plain_bytes_max
@@ -242,7 +242,7 @@ def _require_declared(
 
 
 def _check_table(table: list[dict[str, Any]], end: int, expansion_max: int, source: str) -> None:
-    """Check that the sections are contiguous before `end`, and their sizes possible."""
+    """Check that the sections do not overlap, end before `end`, and have possible sizes."""
     at = 0
     for entry in table:
         start, size = entry["offset"], entry["size_bytes"]
@@ -258,13 +258,13 @@ def _check_table(table: list[dict[str, Any]], end: int, expansion_max: int, sour
             )
         at = start + size
     if len({entry["name"] for entry in table}) != len(table):
-        raise CorruptionError(f"{source} has two sections of one name")
+        raise CorruptionError(f"{source} has two sections with the same name")
 
 
 def _parse_footer(text: bytes, source: str) -> dict[str, Any]:
     try:
         footer = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
-        if b"\\u" in text:  # half a surrogate pair cannot be encoded or shown
+        if b"\\u" in text:  # a lone surrogate cannot be encoded or printed
             json.dumps(footer, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as exc:
         raise CorruptionError(f"{source} has an unreadable footer") from exc
@@ -282,7 +282,7 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object; refuse duplicate fields, as readers may differ in which one they take."""
+    """Return a JSON object; refuse duplicate fields, which JSON readers resolve differently."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a field occurs twice")
@@ -298,7 +298,7 @@ def _is_section(entry: object) -> bool:
 
 
 def _short(text: str) -> str:
-    """Return a file's text, shortened for an error."""
+    """Shorten text from a file for an error."""
     return text[:80]
 
 
@@ -307,7 +307,7 @@ class _Sink(Protocol):
 
 
 class _DigestingSink:
-    """Passes bytes on and keeps their digest and number; a file object in pyarrow's eyes."""
+    """A file object for pyarrow that forwards writes and tracks their digest and size."""
 
     closed = False
 
@@ -350,7 +350,7 @@ def write_to(
     sections: Mapping[str, SectionWriter] | None = None,
     encoding: str = "plain",
 ) -> tuple[int, str]:
-    """Write one stored file to `sink`, in order, and each of `sections` by a call; the caller makes it durable."""
+    """Write one stored file to `sink` sequentially, calling a writer for each section; the caller makes it durable."""
     out = _DigestingSink(sink)
     with pa.PythonFile(out, mode="w") as file:
         _write_undigested(file, kind, header, sections, encoding)
@@ -366,7 +366,7 @@ def _write_undigested(
     sections: Mapping[str, SectionWriter] | None,
     encoding: str,
 ) -> None:
-    """Write all that comes before the digest."""
+    """Write everything before the digest."""
     table = []
     for name, write_section in (sections or {}).items():
         start = out.tell()
@@ -378,7 +378,7 @@ def _write_undigested(
 
 
 def _write_section(out: pa.NativeFile, write_section: SectionWriter, encoding: str) -> int | None:
-    """Write one section; return its decoded size, None if equal to the written one."""
+    """Write one section; return its decoded size, None if it equals the written size."""
     if encoding != "lz4":
         write_section(out)
         return None
@@ -390,7 +390,7 @@ def _write_section(out: pa.NativeFile, write_section: SectionWriter, encoding: s
 
 
 def _footer(kind: str, header: Mapping[str, Any], table: list[dict[str, Any]], encoding: str) -> bytes:
-    """Return all that comes between the sections and the digest."""
+    """Return the bytes between the sections and the digest."""
     values = {"kind": kind, "encoding": encoding, "header": header, "sections": table}
     footer = json.dumps(values, separators=(",", ":"), allow_nan=False).encode()
     if b"\\ud" in footer:
@@ -406,7 +406,7 @@ def _footer(kind: str, header: Mapping[str, Any], table: list[dict[str, Any]], e
 
 
 def _require_text(kind: str, values: Mapping[str, Any]) -> None:
-    """Raise if a text has half a surrogate pair, which readers refuse."""
+    """Raise if a text has a lone surrogate, which readers refuse."""
     try:
         json.dumps(values, ensure_ascii=False).encode()
     except UnicodeEncodeError as exc:
@@ -422,12 +422,12 @@ def encode(
     encoding: str = "plain",
     plain_bytes: int = 0,
 ) -> tuple[pa.Buffer, str]:
-    """Return one stored file as a buffer, and its digest; a large `plain_bytes` allocates memory once."""
+    """Return one stored file as a buffer, and its digest; a large `plain_bytes` preallocates the buffer."""
     if plain_bytes < _LARGE_BYTES:
         sink = pa.BufferOutputStream()
         _, digest = write_to(sink, kind, header, sections, encoding)
         return sink.getvalue(), digest
-    # LZ4 enlarges what it cannot compress, by less than that. Pages that are never written take no memory.
+    # LZ4 enlarges incompressible data by less than this. Pages that are never written take no memory.
     room = pa.allocate_buffer(plain_bytes + (plain_bytes >> 8) + _LARGE_BYTES + NOTICE_BYTES_MAX)
     with pa.FixedSizeBufferWriter(room) as file:
         _write_undigested(file, kind, header, sections, encoding)
@@ -445,9 +445,9 @@ def encode_in_place(
     encoding: str = "plain",
     plain_bytes: int | None = None,
 ) -> tuple[memoryview, str]:
-    """Make a stored file of the first `size_bytes` of `data`, its only section, in place; return it and its digest.
+    """Turn `data` in place into a stored file, whose only section is its first `size_bytes`; return it and its digest.
 
-    `END_BYTES_MAX` must follow the section.
+    At least `END_BYTES_MAX` spare bytes must follow the section.
     """
     plain_bytes = size_bytes if plain_bytes is None else plain_bytes
     table = [{"name": section, "offset": 0, "size_bytes": size_bytes, "plain_bytes": plain_bytes}]

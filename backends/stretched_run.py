@@ -1,17 +1,17 @@
-"""A run stored as several stretches of a file, looked up as one piece.
+"""A run stored as several stretches of a file, looked up as a whole.
 
 ::
 
-    stretch     rows            last hash       keys wanted, ascending
-    0           0 … 131071      0x02a1…         ┐ one search of the last hashes cuts them by stretch,
-    1           131072 …        0x0543…         │ one search a stretch finds their rows,
-    2           …               0x07e8…         ┘ and one gather a column compares and returns them all
+    stretch     rows            last hash       wanted keys, ascending
+    0           0 … 131071      0x02a1…         ┐ one search of the last hashes splits them by stretch,
+    1           131072 …        0x0543…         │ one search per stretch finds their rows,
+    2           …               0x07e8…         ┘ and one gather per column compares and returns them
 
-So a look-up's cost depends on its keys, not on the size of the run. From a file that is not in memory it prefetches in
-three steps, each for all keys at once: hashes near their expected places, the rows, and the texts they refer to.
+The cost of a look-up thus depends on its keys, not on the run's size. If the file is not in memory, a look-up
+prefetches for all keys at once: hashes near their expected positions, then rows, then the text that rows refer to.
 
-A value's place follows from its stretch and row (`PiecedColumn`): a few operations on whole arrays find all values,
-where Arrow's `take` would need a call for each stretch.
+A value's offset follows from its stretch and row (`PiecedColumn`): a few array operations find all values, while
+Arrow's `take` would need a call per stretch.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from holdfast.backends.run import Run
 from holdfast.backends.schema import Keys
 
 _WORD_BYTES = 8
-#: A sample of this many rows tells whether all are in memory.
+#: If a sample of this many rows is in memory, all rows are taken to be.
 _SAMPLE = 16
 _HASH_BYTES = 8
-#: With a wanted key in every so many rows, all in memory, searching whole stretches costs less.
+#: With more than one wanted key per this many rows in memory, searching whole stretches costs less.
 _DENSE_ROWS = 256
 
 
@@ -45,27 +45,27 @@ class Positions(NamedTuple):
 
 
 class Spans(NamedTuple):
-    """Bytes of the file: where they begin and end, shape (n,) each."""
+    """Byte ranges of the file, shape (n,) each."""
 
     begins: IntArray
     ends: IntArray
 
 
 class PiecedColumn(Protocol):
-    """One column; see the module."""
+    """One column, stored in pieces; see the module docstring."""
 
     def take(self, places: Positions) -> pa.Array:
-        """Return the values of some rows."""
+        """Return the values at `places`."""
 
     def spans(self, places: Positions) -> Spans | None:
-        """Return the bytes that `take` reads, for indirect values those of their offsets; None if unknown."""
+        """Return the byte ranges that `take` reads, for variable-width values those of offsets; None if unknown."""
 
     def inner_spans(self, places: Positions) -> Spans | None:
-        """Return the bytes that offsets refer to, reading the offsets; None for a column without offsets."""
+        """Read the offsets, and return the byte ranges they refer to; None for a column without offsets."""
 
 
 def pieced(arrays: Sequence[pa.Array], memory: pa.Buffer) -> PiecedColumn:
-    """Return a column from its pieces; for a file, `memory` holds them in order."""
+    """Return a column made of pieces; `memory` is the mapped file that holds them, in order."""
     t = arrays[0].type
     try:
         if pa.types.is_boolean(t):
@@ -80,11 +80,11 @@ def pieced(arrays: Sequence[pa.Array], memory: pa.Buffer) -> PiecedColumn:
 
 
 class _ElsewhereError(Exception):
-    """A piece is not at an address that can be used."""
+    """A piece is misaligned, sliced or outside the mapped memory."""
 
 
 class _Loose:
-    """Values of any type, anywhere: taken piece by piece."""
+    """Values of any type at any address, taken piece by piece."""
 
     def __init__(self, arrays: Sequence[pa.Array]) -> None:
         self._arrays = arrays
@@ -107,7 +107,7 @@ class _Loose:
 
 
 class _Bits:
-    """A bit a row, or none at all for a piece without nulls."""
+    """One bit per row; a piece without nulls has no bits."""
 
     def __init__(self, buffers: Sequence[pa.Buffer | None], memory: pa.Buffer) -> None:
         self._bytes = np.frombuffer(memory, np.uint8)
@@ -150,7 +150,7 @@ class _Bools:
 
 
 class _Fixed:
-    """Values of one width."""
+    """Fixed-width values."""
 
     def __init__(self, arrays: Sequence[pa.Array], memory: pa.Buffer) -> None:
         self._type = arrays[0].type
@@ -183,7 +183,7 @@ class _Fixed:
 
 
 class _Binaries:
-    """Values of any length; the offsets of a piece count from its own bytes."""
+    """Variable-width values; the offsets of a piece are relative to the piece's data."""
 
     def __init__(self, arrays: Sequence[pa.Array], memory: pa.Buffer) -> None:
         self._type, self._memory = arrays[0].type, memory
@@ -194,14 +194,14 @@ class _Binaries:
             raise _ElsewhereError
         self._words = np.frombuffer(memory, np.int64, memory.size // _WORD_BYTES)
         self._offsets = starts // _WORD_BYTES
-        # A piece with only empty values has no bytes: any place between its neighbours' will do.
+        # A piece of empty values has no data: any address between its neighbours' data will do.
         places = [_start(b, memory) if b is not None and b.size else at for b, at in zip(data, starts, strict=True)]
         self._data = np.array(places, np.int64)
 
     def take(self, places: Positions) -> pa.Array:
         n = len(places.row)
         begins, ends = self.inner_spans(places)
-        # Of all bytes, in their order: a wanted value, then what lies before the next one, and so on.
+        # Splits the memory, in order: a wanted value, the gap before the next wanted value, and so on.
         cuts = np.empty(2 * n + 1, np.int64)
         cuts[0:-1:2], cuts[1::2] = begins, ends
         cuts[-1] = cuts[-2] if n else 0
@@ -227,7 +227,7 @@ def _buffers(arrays: Sequence[pa.Array], count: int) -> list[list[pa.Buffer | No
 
 
 def _start(buffer: pa.Buffer | None, memory: pa.Buffer) -> int:
-    """Return where a buffer begins in `memory`."""
+    """Return a buffer's offset in `memory`."""
     start = -1 if buffer is None else buffer.address - memory.address
     if buffer is None or not 0 <= start <= start + buffer.size <= memory.size:
         raise _ElsewhereError
@@ -249,7 +249,7 @@ class StretchedRun:
         if (
             self._hashes_at % _HASH_BYTES
         ).any() or not 0 <= self._hashes_at.min() <= self._hashes_at.max() < memory.size:
-            self._file = None  # they are elsewhere
+            self._file = None  # the hashes are outside the file
 
     @property
     def parts(self) -> list[Run]:
@@ -281,12 +281,12 @@ class StretchedRun:
         found = np.full(len(keys), -1, np.int64)
         found[asked[hit]] = rows[asked[hit]]
         missed = asked[~hit]
-        if len(missed):  # another row of its hash, perhaps
+        if len(missed):  # a different row with the same hash may match
             self._find_in_crowds(keys, missed, np.searchsorted(self._starts, rows[missed], side="right") - 1, found)
         return found
 
     def _search(self, keys: Keys) -> tuple[IntArray, BoolArray]:
-        """Return the first row whose hash is not less than that of each key, and whether it has that hash."""
+        """Return, for each key, the first row whose hash is not less, and whether the hashes are equal."""
         near = None if self._file is None else self._rows_near(keys, self._file)
         if near is not None:
             return near
@@ -301,13 +301,13 @@ class StretchedRun:
         return rows, is_hash
 
     def _rows_near(self, keys: Keys, file: MappedFile) -> tuple[IntArray, BoolArray] | None:
-        """Search like `_search`, but only near expected places of hashes; None if that misses, or keys are many."""
+        """Search only near the expected positions of hashes; None if that misses, or if there are many keys."""
         stretches = np.minimum(np.searchsorted(self._last_hashes, keys.hashes), len(self._parts) - 1)
         counts, firsts = np.diff(self._starts)[stretches], self._first_hashes[stretches]
         spread = (self._last_hashes[stretches] - firsts).astype(np.float64)
         wanted = np.clip(keys.hashes, firsts, self._last_hashes[stretches])
         rows = (wanted - firsts) / np.maximum(spread, 1) * (counts - 1)
-        # Of n evenly drawn numbers, hardly one is farther from its place.
+        # Of n uniformly distributed hashes, hardly any is farther from its expected position.
         low, high = (
             np.clip(rows + 2 * far, 0, counts - 1).astype(np.int64) for far in (-np.sqrt(counts), np.sqrt(counts))
         )
@@ -329,7 +329,7 @@ class StretchedRun:
         return self._starts[stretches] + low, hashes[at + low] == keys.hashes
 
     def _fetch_rows(self, rows: IntArray, file: MappedFile) -> None:
-        """Prefetch all bytes of some rows that are not in memory."""
+        """Prefetch all bytes of `rows`, unless a sample of them is in memory."""
         sample = self._places(np.unique(rows[:: max(1, len(rows) // _SAMPLE)]))
         if not len(sample.row) or all(
             file.are_cached(spans.begins)
@@ -355,12 +355,12 @@ class StretchedRun:
         return to_bools(self._take(1, 1, rows)[0])
 
     def values_at(self, rows: IntArray) -> pa.RecordBatch:
-        """Return the values of `rows`, in any order."""
+        """Return the values of `rows`, which may be in any order."""
         first = 2 + len(self.schema.key)
         return from_columns(self._take(first, len(self.schema.value), rows), self.schema.value, len(rows))
 
     def _take(self, first: int, count: int, rows: IntArray) -> list[pa.Array]:
-        """Return `count` columns of `rows`."""
+        """Return `count` columns of `rows`, from column `first`."""
         ascends = (rows[1:] > rows[:-1]).all()
         wanted, back = (rows, None) if ascends else np.unique(rows, return_inverse=True)
         places = self._places(wanted)

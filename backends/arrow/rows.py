@@ -1,19 +1,19 @@
-"""Row-wise questions about Arrow columns, answered for whole batches at once.
+"""Row-wise operations on Arrow columns, for whole batches at once.
 
-Arrow computes by column; a keyed store asks by row whether keys are equal, how they sort, and which rows
-repeat one. The answers hold for every key type that Spark can group by, and treat keys as Spark's ``groupBy`` does:
+Arrow computes by column; a keyed store needs to know by row which keys are equal, how keys sort, and which keys
+repeat. These functions support every key type that Spark can group by, and treat keys as Spark's ``groupBy`` does:
 
 * null is a key like any other, and equal to itself;
-* ``-0.0`` is ``0.0``; every NaN is the same NaN (`normalize_keys` makes both true bit for bit).
+* ``-0.0`` equals ``0.0``, and all NaNs are equal (`normalize_keys` makes their bits equal, too).
 
-Rows are ordered by (hash, key). Hashes decide almost always; keys are compared only among rows that
+Rows are ordered by (hash, key). Hashes almost always decide; keys are compared only among rows that
 share a hash.
 
 ::
 
-    rows of the run                 keys asked for
+    rows of the run                 wanted keys
     0x01…  "ann"                    0x1f… "bob"      first row of its hash: found at once
-    0x1f…  "bob"   ┐ a crowd:       0x1f… "dan"      another row of its hash, or none: see `_find_in_crowds`
+    0x1f…  "bob"   ┐ a crowd:       0x1f… "dan"      a later row of its hash, or no row: see `_find_in_crowds`
     0x1f…  "cem"   │ rows that
     0x1f…  "dan"   ┘ share a hash
 """
@@ -32,15 +32,15 @@ IntArray = npt.NDArray[np.int64]
 HashArray = npt.NDArray[np.uint64]
 _Number = TypeVar("_Number", bound=np.integer)
 
-#: The limit of Arrow's small variable-width types: bytes of text, elements of lists.
+#: The limit of Arrow's small variable-width types, in bytes of text or list elements.
 SMALL_OFFSETS_MAX = (1 << 31) - 1
 _SIGN = np.uint64(1 << 63)
-#: Hashes in fewer ascending stretches than these are merged faster than sorted.
+#: With fewer ascending stretches of hashes than this, merging is faster than sorting.
 _FEW_STRETCHES = 4
 
 
 def storage_type(data_type: pa.DataType) -> pa.DataType:
-    """Return the type in which a column is stored: large forms for variable width, UTC for instants."""
+    """Return the type in which a column is stored: large variants of variable-width types, UTC for instants."""
     t = data_type
     if pa.types.is_string(t) or pa.types.is_string_view(t):
         return pa.large_string()
@@ -71,7 +71,7 @@ def nullable_type(data_type: pa.DataType) -> pa.DataType:
 
 
 def is_same_kind(given: pa.DataType, stored: pa.DataType) -> bool:
-    """Tell whether a cast keeps the meaning, though it may fail: Arrow also parses text, shifts zones, drops fields."""
+    """Return whether a cast keeps the meaning, if it succeeds; Arrow also parses text, shifts zones, drops fields."""
     if pa.types.is_null(given):
         return True
     if pa.types.is_dictionary(given):
@@ -107,7 +107,7 @@ def _kind(t: pa.DataType) -> str:
 
 
 def one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return a column as one contiguous array, copied only if in several chunks; if too large, in its storage type."""
+    """Return a column as one array, copied only if it has several chunks; if too large, in its storage type."""
     if not isinstance(column, pa.ChunkedArray):
         return column
     if column.num_chunks == 1:
@@ -118,13 +118,13 @@ def one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def take(batch: pa.RecordBatch, rows: npt.NDArray[np.integer] | pa.Array) -> pa.RecordBatch:
-    """Return rows in the given order; null gives a row of nulls. Unlike Arrow's ``take``, works without columns."""
+    """Return `rows` in order; a null gives a row of nulls. Unlike Arrow's ``take``, works without columns."""
     indices = rows if isinstance(rows, pa.Array) else pa.array(rows)
     return from_columns([c.take(indices) for c in batch.columns], batch.schema, len(indices))
 
 
 def take_rows(batches: list[pa.RecordBatch], rows: IntArray) -> pa.Table:
-    """Return some rows of consecutive batches; Arrow's `take` would concatenate all, and fail beyond 2 GiB of text."""
+    """Return `rows` of consecutive batches; Arrow's `take` would concatenate them, and fail beyond 2 GiB of text."""
     if len(batches) == 1 or not len(rows):
         return pa.Table.from_batches([batches[0].take(pa.array(rows))])
     starts = np.cumsum([0, *(len(batch) for batch in batches)])
@@ -148,7 +148,7 @@ def filter_rows(batch: pa.RecordBatch, mask: BoolArray) -> pa.RecordBatch:
 
 
 def from_columns(columns: list[pa.Array], schema: pa.Schema, num_rows: int) -> pa.RecordBatch:
-    """Return a batch of `columns`, even if there are none (Arrow then forgets the number of rows)."""
+    """Return a batch of `columns`; without columns it keeps its number of rows, unlike Arrow's."""
     if columns:
         return pa.RecordBatch.from_arrays(columns, schema=schema)
     marker = pa.StructArray.from_buffers(pa.struct([]), num_rows, [None])
@@ -156,7 +156,7 @@ def from_columns(columns: list[pa.Array], schema: pa.Schema, num_rows: int) -> p
 
 
 def normalize_keys(column: pa.Array) -> pa.Array:
-    """Return a key column as Spark's ``NormalizeFloatingNumbers`` makes it: -0.0 is 0.0, and all NaN are one."""
+    """Normalize a key column like Spark's ``NormalizeFloatingNumbers``: -0.0 becomes 0.0, every NaN the same NaN."""
     t = column.type
     if pa.types.is_floating(t):
         return _normalize_floats(column)
@@ -179,7 +179,7 @@ def _holds_floats(t: pa.DataType) -> bool:
 
 def _normalize_floats(column: pa.Array) -> pa.Array:
     values = pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False)
-    with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN
+    with np.errstate(invalid="ignore"):  # signalling NaNs raise a warning
         is_nan, is_zero = np.isnan(values), values == 0
     if not (is_nan.any() or (np.signbit(values) & is_zero).any()):
         return column
@@ -188,7 +188,7 @@ def _normalize_floats(column: pa.Array) -> pa.Array:
 
 
 def rows_equal(left: pa.RecordBatch, right: pa.RecordBatch) -> BoolArray:
-    """Tell for each row i whether row i of `left` and row i of `right` are the same key."""
+    """Return for each i whether row i of `left` and row i of `right` are the same key."""
     equal = np.ones(left.num_rows, np.bool_)
     for mine, other in zip(left.columns, right.columns, strict=True):
         equal &= _values_equal(mine, other)
@@ -236,16 +236,16 @@ def _floats(column: pa.Array) -> npt.NDArray[np.floating]:
 
 
 def to_bools(column: pa.Array) -> BoolArray:
-    """Return a column of bools for numpy; null is False."""
+    """Return a boolean column as a numpy array; null becomes False."""
     bools: BoolArray = pc.fill_null(column, False).to_numpy(zero_copy_only=False)
     return bools
 
 
 class RowOrder(NamedTuple):
-    """Rows in the order of (hash, key), rows of one key in their order of arrival."""
+    """Rows ordered by (hash, key); rows with the same key keep their order."""
 
-    rows: IntArray  #: The row at each place
-    first: BoolArray  #: True at each place where a new key begins
+    rows: IntArray  #: The row at each position
+    first: BoolArray  #: True at each position where a new key begins
 
     @property
     def key_of_row(self) -> IntArray:
@@ -256,7 +256,7 @@ class RowOrder(NamedTuple):
 
 
 def order_rows(hashes: HashArray, keys: pa.RecordBatch) -> RowOrder:
-    """Order rows by (hash, key) and mark where each key begins; sorts integers, and keys only within a hash."""
+    """Order rows by (hash, key) and mark where each key begins; sorts hashes, and keys only within a hash."""
     rows = order_numbers(hashes)
     first = np.ones(len(rows), np.bool_)
     sorted_hashes = hashes[rows]
@@ -267,7 +267,7 @@ def order_rows(hashes: HashArray, keys: pa.RecordBatch) -> RowOrder:
 
 
 def order_numbers(numbers: HashArray) -> IntArray:
-    """Return ``np.argsort(numbers, kind="stable")``, ten times as fast: sorts one number of differing bits and row."""
+    """Return ``np.argsort(numbers, kind="stable")``, ten times as fast: sorts each number packed with its row."""
     n = len(numbers)
     if np.count_nonzero(numbers[1:] < numbers[:-1]) < _FEW_STRETCHES:
         return np.argsort(numbers, kind="stable")
@@ -282,7 +282,7 @@ def order_numbers(numbers: HashArray) -> IntArray:
 
 
 def _order_crowds(rows: IntArray, first: BoolArray, keys: pa.RecordBatch) -> None:
-    """Sort rows that share a hash by key, in place; `first` marks each hash's first row, afterwards each key's."""
+    """Sort rows that share a hash by key, in place; `first` marks where each hash begins, and on return each key."""
     is_crowded = ~first
     is_crowded[:-1] |= ~first[1:]
     places = np.flatnonzero(is_crowded)
@@ -303,12 +303,12 @@ def _order_crowds(rows: IntArray, first: BoolArray, keys: pa.RecordBatch) -> Non
 
 
 def _repeat_last(keys: pa.RecordBatch) -> BoolArray:
-    """Tell for each key whether it equals the previous one."""
+    """Return for each key whether it equals the previous key."""
     return np.append(False, rows_equal(keys.slice(1), keys.slice(0, len(keys) - 1)))
 
 
 def _ascend(keys: pa.RecordBatch, begins: BoolArray) -> bool:
-    """Tell whether keys ascend within each hash; False where checking costs as much as sorting."""
+    """Return whether keys ascend within each hash; False if checking would cost as much as sorting."""
     undecided = ~begins[1:]
     for column in keys.columns:
         if pa.types.is_nested(column.type) or pa.types.is_null(column.type):
@@ -324,7 +324,7 @@ def _ascend(keys: pa.RecordBatch, begins: BoolArray) -> bool:
 
 
 def _order(columns: list[pa.Array]) -> IntArray:
-    """Return the rows in ascending order of some columns, nulls last; a stable sort."""
+    """Return the row numbers sorted by `columns`, ascending, nulls last; stable."""
     columns = [column for column in columns if not _is_constant(column)] or columns[:1]
     if len(columns) == 1 and pa.types.is_int64(columns[0].type) and not columns[0].null_count:
         return order_numbers(columns[0].to_numpy().view(np.uint64) ^ _SIGN)
@@ -335,7 +335,7 @@ def _order(columns: list[pa.Array]) -> IntArray:
 
 
 def _is_constant(column: pa.Array) -> bool:
-    """Tell whether all values are equal, as the times of many index rows are; False if checking is costly."""
+    """Return whether all values are equal, as the times of index rows often are; False if checking is costly."""
     is_whole = pa.types.is_integer(column.type) or pa.types.is_timestamp(column.type)
     if not is_whole or not len(column) or column.null_count:
         return False
@@ -344,7 +344,7 @@ def _is_constant(column: pa.Array) -> bool:
 
 
 def sortable(column: pa.Array) -> list[pa.Array]:
-    """Return columns that Arrow can sort, and whose order is that of `column`; see FORMAT.md section 2."""
+    """Return columns that Arrow can sort and that sort like `column`; see FORMAT.md section 2."""
     t = column.type
     if pa.types.is_null(t):
         return [pa.nulls(len(column), pa.int8())]
@@ -356,7 +356,7 @@ def sortable(column: pa.Array) -> list[pa.Array]:
 
 
 def _ranks_of_elements(column: pa.Array) -> pa.Array:
-    """Return for each list the ranks of its elements, as bytes that sort like the lists."""
+    """Encode each list as the ranks of its elements, in bytes that sort like the lists."""
     elements = column.flatten()
     parts = sortable(elements)
     order = _order(parts)
@@ -372,7 +372,7 @@ def _ranks_of_elements(column: pa.Array) -> pa.Array:
 
 
 def rows_of(hashes: HashArray, wanted: HashArray) -> IntArray:
-    """Return the positions of ascending `hashes` that occur in `wanted`, which ascends without repeats."""
+    """Return the positions of `hashes` (ascending) that occur in `wanted` (ascending, unique)."""
     starts = np.searchsorted(hashes, wanted, side="left")
     counts = np.searchsorted(hashes, wanted, side="right") - starts
     rows: IntArray = np.repeat(starts - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
@@ -380,7 +380,7 @@ def rows_of(hashes: HashArray, wanted: HashArray) -> IntArray:
 
 
 def find_sorted(hashes: HashArray, keys: pa.RecordBatch, wanted: HashArray, wanted_keys: pa.RecordBatch) -> IntArray:
-    """Return each wanted key's row, or -1. Both hashes ascend, and `keys` has no row twice."""
+    """Return each wanted key's row, or -1. Both hash arrays ascend, and `keys` has no duplicates."""
     found = np.full(len(wanted), -1, np.int64)
     places = np.searchsorted(hashes, wanted)
     inside = np.flatnonzero(places < len(hashes))
@@ -410,7 +410,7 @@ def _find_in_crowds(
         pairs = zip(take(keys, rows).columns, take(wanted_keys, asked).columns, strict=True)
         both = from_columns([pa.concat_arrays(pair) for pair in pairs], keys.schema, len(rows) + len(asked))
         order = order_rows(np.concatenate([hashes[rows], wanted[asked]]), both)
-        # For each key, rows precede wanted ones: its first position gives its row, if any.
+        # Each key's stored row precedes its wanted rows: the first position gives the stored row, if any.
         firsts = order.rows[order.first][np.cumsum(order.first) - 1]
         is_asked = (order.rows >= len(rows)) & (firsts < len(rows))
         found[asked[order.rows[is_asked] - len(rows)]] = rows[firsts[is_asked]]
@@ -418,21 +418,21 @@ def _find_in_crowds(
 
 
 def distinct(numbers: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
-    """Return ascending numbers without repeats."""
+    """Remove repeats from ascending numbers."""
     is_new = np.ones(len(numbers), np.bool_)
     np.not_equal(numbers[1:], numbers[:-1], out=is_new[1:])
     return numbers[is_new]
 
 
 def _is_plain(t: pa.DataType) -> bool:
-    """Tell whether Arrow's hash tables hold a type and agree with us on equality: no floats, nothing nested."""
+    """Return whether Arrow's hash tables support a type and share our equality: no floats, nothing nested."""
     types = pa.types
     is_binary = types.is_large_string(t) or types.is_large_binary(t) or types.is_fixed_size_binary(t)
     return bool(types.is_integer(t) or is_binary or types.is_temporal(t))
 
 
 def _both_have(stored: pa.Array, rows: IntArray, sought: pa.Array, asked: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the `rows` whose value occurs in `asked`, and vice versa; null is a value."""
+    """Return the `rows` whose value also occurs in `asked`, and vice versa; null counts as a value."""
     mine, others = stored.take(pa.array(rows)), sought.take(pa.array(asked))
     is_sought = to_bools(pc.is_in(mine, value_set=others))
     is_stored = to_bools(pc.is_in(others, value_set=mine.filter(pa.array(is_sought))))

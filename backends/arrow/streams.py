@@ -1,13 +1,13 @@
-"""Arrow IPC streams from storage: nothing in them is trusted before it is checked.
+"""Arrow IPC streams from storage, checked before anything in them is trusted.
 
-Arrow allocates what a stream tells it to: each buffer of a compressed batch begins with the length that it claims to
-have when unpacked. So the claims are summed from the batch's metadata and compared with what was declared outside the
-stream before Arrow unpacks anything::
+Arrow allocates as much memory as a stream declares: each buffer of a compressed batch begins with its claimed
+uncompressed length. So the reader sums these claims, and compares them with the size declared outside the stream,
+before Arrow decompresses anything::
 
-    message     metadata: where each buffer lies in the body        a flatbuffer, which Arrow has verified
+    message     metadata: position of each buffer in the body       a flatbuffer, which Arrow has verified
                 body:     claim, int64 ‖ an LZ4 frame      claim, int64 ‖ …
 
-Unpacked data is validated for memory safety; the bytes of a string are whatever was written, as in Spark.
+Decompressed data is validated for memory safety; strings may hold any bytes, as in Spark.
 
 Source of the layout: Arrow's ``Message.fbs`` and ``Schema.fbs``, format version 5.
 """
@@ -40,7 +40,7 @@ def read_accepted(
     trusted: bool = False,
     plain_bytes: int | None = None,
 ) -> list[pa.RecordBatch]:
-    """Return the batches of a table's stream that `accept` admits; contents are checked unless `trusted`."""
+    """Return the batches of a table's stream once `accept` admits its schema; check contents unless `trusted`."""
     with _reading(source, table):
         with ipc.open_stream(section) as reader:
             # Check the columns before the batches: the claims depend on them.
@@ -54,7 +54,7 @@ def read_accepted(
 
 @contextmanager
 def _reading(source: str, table: str) -> Iterator[None]:
-    """Map Arrow's errors about bytes that are not a run, such as names that are not UTF-8."""
+    """Map Arrow's errors about bytes that are not a run, such as invalid UTF-8 in names."""
     try:
         yield
     except (ValueError, OSError, pa.ArrowException) as exc:
@@ -62,7 +62,7 @@ def _reading(source: str, table: str) -> Iterator[None]:
 
 
 def read_batches(section: pa.Buffer, schema: pa.Schema, plain_bytes: int | None) -> list[pa.RecordBatch]:
-    """Return a stream's batches, safe to read, of at most `plain_bytes` unpacked, or what LZ4 could expand them to."""
+    """Return a stream's batches, checked, of at most `plain_bytes` uncompressed; the default is LZ4's maximum."""
     room = section.size * EXPANSION_MAX if plain_bytes is None else plain_bytes
     blind = pa.schema([field.with_type(blind_type(field.type)) for field in schema])
     batches = []
@@ -84,7 +84,7 @@ def read_batches(section: pa.Buffer, schema: pa.Schema, plain_bytes: int | None)
 
 
 def _unpacked_bytes(message: ipc.Message) -> int:
-    """Return the unpacked size that the buffers of a batch declare."""
+    """Return the uncompressed size that the buffers of a batch declare."""
     metadata, body = message.metadata, message.body
     try:
         batch = _target(metadata, _field(metadata, _u32(metadata, 0), _MESSAGE_HEADER))
@@ -101,7 +101,7 @@ def _claim(body: pa.Buffer, offset: int, size: int) -> int:
     if not 0 <= offset <= offset + size <= body.size or size < _CLAIM_BYTES:
         raise ValueError("a buffer lies outside its batch")
     claimed: int = struct.unpack_from("<q", body, offset)[0]
-    if claimed == -1:  # left as it is, for compression would not make it smaller
+    if claimed == -1:  # stored uncompressed, because compression would not make it smaller
         return size - _CLAIM_BYTES
     if not 0 <= claimed <= size * EXPANSION_MAX:
         raise ValueError("a buffer declares an impossible size")
@@ -118,7 +118,7 @@ def _target(data: pa.Buffer, at: int) -> int:
 
 
 def _field(data: pa.Buffer, table: int, field: int) -> int:
-    """Return the position of a field in a flatbuffer's table; 0 if it is left out."""
+    """Return the position of a field in a flatbuffer's table; 0 if it is absent."""
     places = table - struct.unpack_from("<i", data, table)[0]
     size: int = struct.unpack_from("<H", data, places)[0]
     entry = 4 + 2 * field

@@ -1,13 +1,13 @@
-"""What a column of state may hold: the same rules for values that are put and values read from storage.
+"""Rules for the values of a state column, for values that are put and for values read from storage.
 
 ======================  ==============================================================================================
-strings                 any bytes. Spark does not validate what it calls a string, and ``CAST(value AS STRING)`` makes
-                        them of any bytes, so they are carried as they are
-decimals                no more digits than their type has, although Arrow's own sum can return more
-nested values           no null in a field, an element or a map's value that is NOT NULL, at any depth
-casts                   none that loses: a floating-point number may be rounded to the nearest one of a narrower type,
-                        which is what such a type means; nothing else changes
-structure               offsets ascend and stay inside; children are as long as they must be
+strings                 any bytes: Spark does not validate strings, and ``CAST(value AS STRING)`` accepts any bytes;
+                        so they are stored unchanged
+decimals                no more digits than the type allows, although Arrow's own sum can return more
+nested values           no null in a NOT NULL field, element or map value, at any depth
+casts                   lossless, except that a floating-point number may be rounded to the nearest number of a
+                        narrower floating-point type
+structure               offsets ascend within bounds; children have the required length
 ======================  ==============================================================================================
 """
 
@@ -29,7 +29,7 @@ _BEYOND_PYTHON = (ValueError, OverflowError)
 
 
 def storable(column: pa.Array, field: pa.Field, table: str, shown_key: Callable[[int], str] | None = None) -> pa.Array:
-    """Return a column converted for a state table; `shown_key` names a bad row. Raises `SchemaMismatchError`."""
+    """Convert a column for a state table; errors name a bad row by `shown_key`. Raises `SchemaMismatchError`."""
     given = column.type
     facts: dict[str, object] = {"table": table, "given": given, "expected": field.type}
     if given != field.type:
@@ -51,37 +51,37 @@ def storable(column: pa.Array, field: pa.Field, table: str, shown_key: Callable[
 
 
 def shown(value: pa.Scalar) -> str:
-    """Return any value as an error shows it."""
+    """Return any value as text for an error."""
     try:
         return repr(value.as_py())[:80]
-    except (ValueError, OverflowError):  # not UTF-8, or a time that Python does not know
+    except (ValueError, OverflowError):  # not UTF-8, or a time outside Python's range
         is_text = pa.types.is_string(value.type) or pa.types.is_large_string(value.type)
         return repr(value.as_buffer().to_pybytes())[:80] if is_text else f"({value.type})"
 
 
 def validate(column: pa.Array) -> None:
-    """Check every value of a column but the bytes of its strings. Raises `ValueError`."""
+    """Check every value of a column except the bytes of strings. Raises `ValueError`."""
     t = column.type
     blind = blind_type(t)
     if blind is not t:
-        column.validate()  # viewing needs the buffers to be there
+        column.validate()  # `view` requires that all buffers exist
         column = column.view(blind)
     validate_blind(column, t)
 
 
 def validate_blind(column: pa.Array, t: pa.DataType) -> None:
-    """Check a column of the blind type of `t`; raises the errors of `validate`."""
+    """Check a column that has the blind type of `t`. Raises `ValueError`."""
     column.validate(full=True)
     if forbidden := _forbidden_null(column, t):
         raise ValueError(f"null in {forbidden}, which is NOT NULL")
 
 
 def first_that_fails(column: pa.Array) -> int:
-    """Return the first row of a column that `validate` refuses; the column must have one."""
+    """Return the first row of a column that `validate` refuses; there must be such a row."""
     start, stop = 0, len(column)
     while stop - start > 1:
         middle = (start + stop) // 2
-        try:  # not a slice: the children of one are those of the whole
+        try:  # not a slice, which keeps the children of the whole column
             validate(column.take(pa.array(range(start, middle))))
             start = middle
         except ValueError:
@@ -90,7 +90,7 @@ def first_that_fails(column: pa.Array) -> int:
 
 
 def blind_type(t: pa.DataType) -> pa.DataType:
-    """Return the type that reads the same memory unvalidated: Arrow aborts the process on a map with a null key."""
+    """Return a type to read the same memory unvalidated: Arrow aborts the process on a map with a null key."""
     types = pa.types
     if types.is_large_string(t):
         return pa.large_binary()
@@ -110,7 +110,7 @@ def blind_type(t: pa.DataType) -> pa.DataType:
 
 
 def viewed(column: pa.Array, t: pa.DataType) -> pa.Array:
-    """Return a column of the blind or nullable type of `t` as `t`; `pyarrow.Array.view` refuses nulls below nulls."""
+    """View a column of the blind or nullable type of `t` as `t`; `pyarrow.Array.view` refuses nulls below nulls."""
     try:
         return column.view(t)
     except pa.ArrowInvalid:
@@ -133,7 +133,7 @@ def _blind_field(field: pa.Field) -> pa.Field:
 
 
 def forbidden_null(column: pa.Array) -> str | None:
-    """Return the NOT NULL element or field inside a nested column that has a null: its name or path."""
+    """Return the path of a NOT NULL field or element inside a nested column that has a null; None if there is none."""
     t = column.type
     return _forbidden_null(column.view(blind_type(t)), t) if pa.types.is_nested(t) else None
 
@@ -155,7 +155,7 @@ def _forbids_nulls(t: pa.DataType) -> bool:
 
 
 def _children(column: pa.Array, t: pa.DataType) -> Iterator[tuple[pa.Field, pa.Array]]:
-    """Yield the columns inside one of the blind type of `t`, without the values under a null."""
+    """Yield the child columns of a column that has the blind type of `t`, without values under a null."""
     if pa.types.is_struct(t):
         whole = column.filter(column.is_valid()) if column.null_count else column
         yield from zip(t, whole.flatten(), strict=True)
@@ -167,7 +167,7 @@ def _children(column: pa.Array, t: pa.DataType) -> Iterator[tuple[pa.Field, pa.A
 
 
 def cast(column: pa.Array, t: pa.DataType) -> pa.Array:
-    """Return a column in another type of the same kind; see the module for what may change."""
+    """Cast a column to a different type of the same kind; see the rules in the module docstring."""
     if column.type == t:
         return column
     # Arrow refuses every null in a NOT NULL field, even below a null.
@@ -182,7 +182,7 @@ def cast(column: pa.Array, t: pa.DataType) -> pa.Array:
 
 
 def _has_fractions(t: pa.DataType) -> bool:
-    """Tell whether a column has numbers that Arrow's casts would silently change."""
+    """Return whether a column has numbers that Arrow's casts would silently change."""
     if pa.types.is_dictionary(t):
         return _has_fractions(t.value_type)
     is_one = pa.types.is_floating(t) or pa.types.is_decimal(t)
@@ -190,7 +190,7 @@ def _has_fractions(t: pa.DataType) -> bool:
 
 
 def _require_equal(before: pa.Array, after: pa.Array) -> None:
-    """Raise ValueError if Arrow silently cast a number, at any depth, to a different one."""
+    """Raise `ValueError` if Arrow's cast silently changed a number, at any depth."""
     if pa.types.is_dictionary(before.type):
         before = before.dictionary_decode()
     if pa.types.is_null(before.type):
@@ -204,11 +204,11 @@ def _require_equal(before: pa.Array, after: pa.Array) -> None:
             _require_rounded(_numbers(before), _numbers(after), target)
     elif pa.types.is_floating(source) and pa.types.is_decimal(target):
         wanted = _numbers(before)
-        # Arrow loses one unit in the last place on its way back.
+        # Arrow's cast back loses one unit in the last place.
         if (np.abs(_numbers(after.cast(source)) - wanted) > 2 * np.spacing(np.abs(wanted))).any():
             raise ValueError(f"a number has more digits than {target}: round it first")
     elif pa.types.is_decimal(source) and pa.types.is_floating(target) and not after.cast(source).equals(before):
-        raise ValueError(f"a number has more digits than {target} can tell apart: round it first")
+        raise ValueError(f"a number has more digits than {target} can represent: round it first")
 
 
 def _require_rounded(wide: npt.NDArray[np.floating], narrow: npt.NDArray[np.floating], target: pa.DataType) -> None:
@@ -232,7 +232,7 @@ def python_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def python_value(value: pa.Scalar) -> Any:
-    """Return a value, or text if Python has no equivalent: bytes as escapes, a time as its number."""
+    """Return a value, or text if Python has no equivalent: escapes for invalid bytes, a number for a time."""
     try:
         return value.as_py()
     except _BEYOND_PYTHON:

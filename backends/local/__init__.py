@@ -1,1 +1,1 @@
-"""The local disk: locks on folders, the page cache, and errors of the operating system."""
+"""The local disk: folder locks, the page cache and operating-system errors."""

@@ -1,4 +1,4 @@
-"""Maps operating-system errors to holdfast's: the one place for everything that touches the local disk."""
+"""Maps operating-system errors to holdfast's, for all code that touches the local disk."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ NAMED_IN = "spark.holdfast.local.dir (for a look-up, in SPARK_LOCAL_DIRS or TMPD
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Map operating-system errors while something at `path` is read: absent is `NotFoundError`."""
+    """Map operating-system errors while `path` is read; a missing file raises `NotFoundError`."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError) as exc:
-        raise NotFoundError(f"{path} is not there") from exc
+        raise NotFoundError(f"{path} does not exist") from exc
     except OSError as exc:
         raise _mapped(exc, path) from exc
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Map operating-system errors while something at `path` is made: all are `UnavailableError`."""
+    """Map operating-system errors while `path` is written; all become `UnavailableError`."""
     try:
         yield
     except OSError as exc:
@@ -38,7 +38,7 @@ def writing(path: Path) -> Iterator[None]:
 def _mapped(exc: OSError, path: Path) -> UnavailableError:
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
         return out_of_space(path)
-    # Arrow's errors carry only a text.
+    # Arrow's errors have a message but no errno.
     if exc.errno == errno.ENOMEM or os.strerror(errno.ENOMEM) in str(exc):
         return no_address_space(path)
     if isinstance(exc, FileNotFoundError):
@@ -49,7 +49,7 @@ def _mapped(exc: OSError, path: Path) -> UnavailableError:
 def out_of_space(path: Path, **facts: object) -> UnavailableError:
     """Return the error for a full local disk."""
     return UnavailableError(
-        f"no space left for local state at {path}: free space there, or name a larger directory in {NAMED_IN}", **facts
+        f"no space left for local state at {path}: free space, or set a larger directory in {NAMED_IN}", **facts
     )
 
 
@@ -64,16 +64,16 @@ def no_address_space(path: Path) -> UnavailableError:
 
 
 def unusable(path: Path, cause: str) -> UnavailableError:
-    """Return the error for local storage that fails otherwise."""
+    """Return the error for any other failure of local storage."""
     return UnavailableError(
-        f"local state at {path} cannot be used ({cause}): check that the directory exists and is writable, or name "
-        f"another in {NAMED_IN}"
+        f"local state at {path} cannot be used ({cause}): check that the directory exists and is writable, or set a "
+        f"different directory in {NAMED_IN}"
     )
 
 
 def vanished(path: Path) -> UnavailableError:
     """Return the error for a file or folder that disappeared while it was written."""
     return UnavailableError(
-        f"{path} vanished while it was written: keep other programs from cleaning that directory, or name "
-        f"another in {NAMED_IN}"
+        f"{path} vanished while it was written: keep other programs from cleaning that directory, or set a "
+        f"different directory in {NAMED_IN}"
     )

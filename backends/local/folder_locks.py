@@ -2,10 +2,10 @@
 
 ::
 
-    who fills or reads it     lock_shared(folder)        any number at once, of any processes
-    who removes it            try_lock_alone(folder)     never waits: False while it is locked
+    to fill or read it        lock_shared(folder)        any number at once, in any processes
+    to remove it              try_lock_alone(folder)     never waits: False while it is locked
 
-So no age tells whether a folder is still needed. The lock follows the folder when it is renamed.
+A lock, not a folder's age, shows that the folder is still needed. The lock follows the folder when it is renamed.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def lock_shared(folder: Path) -> FolderLock:
     try:
         descriptor = os.open(folder, _OPEN)
     except FileNotFoundError as exc:
-        raise NotFoundError(f"{folder} is not there") from exc
+        raise NotFoundError(f"{folder} does not exist") from exc
     with ExitStack() as undo:
         lock = undo.enter_context(FolderLock(descriptor))
-        fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits only for a removal under way
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits only for a removal in progress
         if not _is_at(descriptor, folder):
             raise NotFoundError(f"{folder} was removed")
         undo.pop_all()
@@ -78,7 +78,7 @@ def try_lock_alone(folder: Path) -> Iterator[bool]:
 
 
 def _is_at(descriptor: int, folder: Path) -> bool:
-    """Tell whether an open folder still has its name."""
+    """Return whether an open folder still exists under its name."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(folder))
     except FileNotFoundError:

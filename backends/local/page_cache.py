@@ -1,4 +1,4 @@
-"""Tells which pages of a mapped file are in memory, and prefetches others at once, in parallel."""
+"""Checks which pages of a mapped file are in memory, and prefetches other pages in parallel."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ IntArray = npt.NDArray[np.int64]
 PAGE_BYTES = 4096
 #: Gaps between pages up to this size are prefetched, too.
 _GAP_PAGES = 2
-#: A sample of this size stands for all.
+#: How many positions to sample.
 _SAMPLE = 16
-#: Linux maps the pages around one that is touched, as far as they are in memory.
+#: On a page fault, Linux also maps the surrounding pages that are in memory.
 _FAULT_BYTES = 64 << 10
 
 
 class MappedFile:
-    """A mapped, non-empty file, which stays readable when it is unlinked. Raises `OSError`."""
+    """A memory-mapped, non-empty file; it stays readable when it is unlinked. Raises `OSError`."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor: int | None = None
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        # Not through Arrow, which would ask the system to read everything.
+        # Not mapped by Arrow, which would advise the system to read the whole file.
         self._map = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
         self._advice = mmap.MADV_NORMAL
         self.data = pa.py_buffer(self._map)
@@ -39,16 +39,16 @@ class MappedFile:
 
     @property
     def descriptor(self) -> int:
-        """Its file descriptor, open as long as the object lives."""
+        """The file descriptor, open as long as the object lives."""
         assert self._descriptor is not None
         return self._descriptor
 
     def expect_scans(self) -> None:
-        """Expect reads in order: pages are read ahead."""
+        """Expect sequential reads: enable read-ahead."""
         self._advise(mmap.MADV_NORMAL)
 
     def expect_look_ups(self) -> None:
-        """Expect look-ups: no page is read ahead."""
+        """Expect random reads: disable read-ahead."""
         self._advise(mmap.MADV_RANDOM)
 
     def _advise(self, advice: int) -> None:
@@ -57,16 +57,16 @@ class MappedFile:
             self._map.madvise(advice)
 
     def is_cached(self) -> bool:
-        """Tell from a sample whether the whole file is in memory."""
+        """Return, from a sample, whether the whole file is in memory."""
         return self.are_cached(np.linspace(0, self.data.size - 1, _SAMPLE).astype(np.int64))
 
     def touch(self) -> None:
-        """Map all pages that are in memory in one go: single faults during look-ups cost ten times as much."""
+        """Map all pages at once if they are in memory: single faults during look-ups cost ten times as much."""
         if self.is_cached():
             np.frombuffer(self.data, np.uint8)[::_FAULT_BYTES].max()
 
     def are_cached(self, places: IntArray) -> bool:
-        """Tell, from a sample, whether the bytes at some places can be read without waiting."""
+        """Return, from a sample, whether the bytes at `places` can be read without waiting."""
         if not hasattr(os, "RWF_NOWAIT"):
             return True
         byte = bytearray(1)
@@ -76,7 +76,7 @@ class MappedFile:
         except BlockingIOError:
             return False
         except OSError:
-            return True  # a file system that cannot tell
+            return True  # the file system does not support RWF_NOWAIT
         return True
 
     def prefetch(self, begins: IntArray, ends: IntArray) -> None:

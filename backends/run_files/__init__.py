@@ -1,1 +1,1 @@
-"""Versions as folders of run files, which every worker maps: `memory`, `filesystem`, and the runs of `rocksdb`."""
+"""Versions as folders of run files that every worker maps: `memory`, `filesystem`, and the runs of `rocksdb`."""

@@ -1,28 +1,28 @@
-"""Versions of a shard as folders of immutable run files, which any process of the machine maps.
+"""Versions of a shard as folders of immutable run files that any process on the machine can map.
 
 ::
 
     <shard directory, 0700>/
         versions/17-9f3c…/            one version
-            version                   which runs make it up, by table, oldest first; its properties
-            <run id>.arrow            those runs, as links: a run of many versions is one file
-        merges/<id>/                  "these consecutive runs equal that one run"
+            version                   its runs by table, oldest first, and its properties
+            <run id>.arrow            the runs, as hard links: versions share a run's file
+        merges/<id>/                  a merged run that equals several consecutive runs
             merge
             <run id>.arrow
-        staging/<id>/                 what is being made or removed
+        staging/<id>/                 a folder being made or removed
         set-aside/<id>-<name>/        versions and merges that hold a damaged file, until the next clean-up
 
-A worker links the runs of its pointer's version into a staged folder, writes one run and the version file, and renames
-the folder into place. There is no lock and no owner.
+A worker links the runs of the base version into a staged folder, writes a run for each changed table and the version
+file, and renames the folder into place. There is no lock and no owner.
 
 Invariants
 ----------
-* **whole**: ``versions`` and ``merges`` hold whole folders only; see `holdfast.backends.local_files`.
-* **own links**: a folder holds links to all it names, so removing one never breaks another, and a commit
-  that has linked its base cannot lose it.
-* **immutable**: no file is written after its folder was put in place; no name is used twice.
-* **honest**: a file that is cut, or was written to since it was sealed, is noticed when it is mapped: every
-  version and merge that links it is set aside. `RunFilesBackend.verify` reads every byte besides.
+* **whole**: ``versions`` and ``merges`` hold only whole folders; see `holdfast.backends.local_files`.
+* **own links**: a folder has its own link to every run it names, so removing a folder never breaks a different folder,
+  and a commit that has linked its base's runs cannot lose them.
+* **immutable**: no file is written after its folder is published; names are never reused.
+* **honest**: mapping a file detects truncation, and writes since the file was sealed; every version and merge that
+  links a damaged file is set aside. `RunFilesBackend.verify` reads every byte.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError
 
 
 class RunFilesBackend(Backend):
-    """A backend on run files; subclasses say where the directory is and whether files are synced."""
+    """A backend on run files; subclasses define syncing, size limits and a floor below the runs."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class RunFilesBackend(Backend):
         self._reader = RunReader(self.tables, self._damaged)
         # Runs, with inodes, that were intact when this process last froze a version.
         self._frozen: set[tuple[str, int | None]] = set()
-        # The last result of `apply`, so that its size is known without a read.
+        # The last version that `apply` made, so that `statistics` need not read it.
         self._made: VersionFile | None = None
         for folder in (self._versions, self._merges, self._staging):
             with local_files.writing(folder):
@@ -91,9 +91,9 @@ class RunFilesBackend(Backend):
         return self._read_version(pointer).properties
 
     def _open_floor(self, version: VersionFile) -> View | None:
-        """Return the floor below a version's runs; most backends have none."""
+        """Open the floor below a version's runs; most backends have none."""
         if version.generation is not None:
-            raise CorruptionError(f"{self._versions / version.pointer} is a version of another backend")
+            raise CorruptionError(f"{self._versions / version.pointer} is a version of a different backend")
         return None
 
     def apply(self, base: Pointer | None, new: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
@@ -111,13 +111,13 @@ class RunFilesBackend(Backend):
 
     @contextmanager
     def _floored(self, version: VersionFile) -> Iterator[VersionFile]:
-        """Yield the base of a new version, and hold its floor meanwhile."""
+        """Yield the base of a new version; its floor stays open during the context."""
         yield version
 
     def _push(
         self, table: str, stack: list[RunFile], run: Run, staged: StagedFolder, *, has_floor: bool
     ) -> list[RunFile]:
-        """Return the stack with `run` on top, merged with those below if that is cheap."""
+        """Return the stack with `run` on top, merged with the runs below it if that is cheap."""
         sizes = [f.size_bytes for f in stack] + [run.size_bytes]
         start = first_to_merge(sizes, self._commit_merge_limit_bytes())
         below = parts_of(self._reader.open_all(staged.path, stack[start:], table, verify=True))
@@ -125,7 +125,7 @@ class RunFilesBackend(Backend):
         return stack[:start] + ([self._write_run(table, merged.size_bytes, [merged], staged)] if len(merged) else [])
 
     def _commit_merge_limit_bytes(self) -> int:
-        """Return how much a commit merges; more is left to the background."""
+        """Return how many bytes a commit may merge; larger merges are left to the background."""
         return COMMIT_MERGE_LIMIT_BYTES
 
     def load(self, pointer: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
@@ -138,19 +138,19 @@ class RunFilesBackend(Backend):
             self._put_in_place(pointer, staged)
 
     def _put_in_place(self, pointer: Pointer, staged: StagedFolder) -> None:
-        """Publish a restored version, unless a whole one is there."""
+        """Publish a restored version unless a whole copy already exists."""
         while True:
             try:
                 staged.publish(self._version_folder(pointer))
                 return
             except ConflictError:
-                # Another process has already restored it, or the copy there has lost files.
+                # Another process has already restored it, or the existing copy has lost files.
                 if self.is_whole(pointer):
                     return
                 self._retire(self._version_folder(pointer))
 
     def freeze(self, pointer: Pointer) -> list[Path]:
-        """See `Backend.freeze`. Cost: one read of the runs that were not frozen before, or were touched since."""
+        """See `Backend.freeze`. Cost: one read of the runs that were not frozen before, or have changed since."""
         folder = self._version_folder(pointer)
         files = self._read_version(pointer).files
         paths = [folder / file.name for file in files]
@@ -166,7 +166,7 @@ class RunFilesBackend(Backend):
         with local_files.taken_folder(folder, self._staging, self.new_id(), fsync=False) as staged, ExitStack() as held:
             if self.is_whole(pointer):
                 return
-            self._require_room(0)  # the folder is held already
+            self._require_room(0)  # the folder's bytes already count
             with local_files.requiring_whole(folder):
                 version = VersionFile.read(staged.path, str(pointer))
                 require_declared(version.stacks, self.tables)
@@ -175,11 +175,11 @@ class RunFilesBackend(Backend):
             self._put_in_place(pointer, staged)
 
     def _adopt_floor(self, version: VersionFile, staged: StagedFolder, held: ExitStack) -> None:
-        """Adopt the floor of a frozen version, locked until `held` ends."""
+        """Adopt the floor of a frozen version, locked until `held` closes."""
         self._open_floor(version)
 
     def _adopt(self, version: VersionFile, staged: StagedFolder) -> None:
-        """Check a version that another process has made, and take ownership of its files."""
+        """Check a version that another process made, and take ownership of its files."""
         staged.keep_only({VERSION, *(file.name for file in version.files)})
         staged.adopt(VERSION)
         for table, files in version.stacks.items():
@@ -213,7 +213,7 @@ class RunFilesBackend(Backend):
         KEPT.let_go()
 
     def maintain(self, pointer: Pointer) -> int:
-        """Merge runs that commits left because they are large; the next commit uses them. Raises `NotFoundError`."""
+        """Merge runs that were too large for a commit; the next commit uses the result. Raises `NotFoundError`."""
         stacks = self._read_version(pointer).stacks
         return sum(self._merge_stack(pointer, table) for table, stack in stacks.items() if needs_merge(stack))
 
@@ -236,11 +236,11 @@ class RunFilesBackend(Backend):
         return True
 
     def verify(self) -> list[Path]:
-        """Read every file of the shard, without a copy in memory, and set aside what holds a damaged one."""
+        """Read every file of the shard without copying it, and set aside folders that hold a damaged file."""
         return self._damaged.verify()
 
     def remove_leftovers(self, before_ns: int) -> int:
-        """Remove leftovers of killed attempts, and folders set aside, last written before a time; return how many."""
+        """Remove leftovers of killed attempts and set-aside folders, last written before a time; return how many."""
         KEPT.let_go()
         return sum(local_files.remove_stale_folders(f, before_ns) for f in (self._staging, self._set_aside))
 
@@ -271,13 +271,13 @@ class RunFilesBackend(Backend):
         return {}
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: the backend keeps nothing open."""
 
     def _stage(self) -> AbstractContextManager[StagedFolder]:
         return local_files.staged_folder(self._staging, self.new_id(), fsync=self._must_sync())
 
     def _must_sync(self) -> bool:
-        """Whether files must survive a power failure, not only a crash."""
+        """Return whether files must survive a power failure, not only a crash."""
         return False
 
     def _retire(self, folder: Path) -> None:
@@ -287,7 +287,7 @@ class RunFilesBackend(Backend):
         return self._versions / str(Pointer.parse(str(pointer)))
 
     def _link_version(self, pointer: Pointer | None, staged: StagedFolder) -> VersionFile:
-        """Link a version's runs, if any, into a staged folder; from then on nothing can remove them."""
+        """Link a version's runs, if any, into a staged folder, so that nothing can remove them."""
         if pointer is None:
             return VersionFile("", {}, {})
         version = self._read_version(pointer)
@@ -311,25 +311,25 @@ class RunFilesBackend(Backend):
             raise
 
     def _write_run(self, table: str, wanted_bytes: int, runs: Iterable[Run], staged: StagedFolder) -> RunFile:
-        """Write one run file of about `wanted_bytes` from runs of ascending ranges of the hash."""
+        """Write one run file of about `wanted_bytes` from runs of ascending hash ranges."""
         self._require_room(wanted_bytes)
         run_id, written = self.new_id(), WrittenRun(self.tables[table])
         note = staged.write(f"{run_id}.arrow", "run", written.header, {table: partial(written.write, runs)})
         return RunFile(run_id, note.size_bytes, written.size_bytes, written.rows, note.digest, note.modified_ns)
 
     def _require_room(self, wanted_bytes: int) -> None:
-        """Raise `UnavailableError` if the shard may not write that many more bytes."""
+        """Raise `UnavailableError` if the shard may not write `wanted_bytes` more."""
 
     def _has_room(self, wanted_bytes: int) -> bool:
-        """Tell whether a merge may write that many bytes now; else it waits."""
+        """Return whether a merge may write `wanted_bytes` now; otherwise the merge waits."""
         return True
 
 
 class FilesystemBackend(RunFilesBackend):
-    """Run files on a local disk, which may be larger than memory and outlive the executor.
+    """Run files on a local disk: state may be larger than memory and outlives the executor.
 
-    Files are synced before a version appears, unless the directory is marked `DURABLE`: a takeover then verifies every
-    byte.
+    Files are synced before a version appears, unless the directory is marked `DURABLE`: after a crash, a takeover then
+    verifies every byte.
     """
 
     contract_version = 2
@@ -339,12 +339,12 @@ class FilesystemBackend(RunFilesBackend):
 
 
 def needs_merge(stack: Sequence[RunFile]) -> bool:
-    """Tell whether there is something to merge; if not, no earlier merge is left, either."""
+    """Return whether runs should be merged; if not, no finished merge is waiting to be used, either."""
     return bool(stack) and first_to_merge([file.size_bytes for file in stack]) < len(stack) - 1
 
 
 def read_merges(folder: Path, damaged: DamagedRuns) -> list[MergeFile]:
-    """Return the merges below a folder; a damaged one is set aside, and its inputs are used instead."""
+    """Return the merges below a folder; set damaged merges aside, so that their inputs are used instead."""
     merges = []
     for name in list_folder(folder):
         try:
@@ -357,7 +357,7 @@ def read_merges(folder: Path, damaged: DamagedRuns) -> list[MergeFile]:
 
 
 def use_merges(stack: list[RunFile], merges: Sequence[MergeFile], staged: StagedFolder) -> list[RunFile]:
-    """Return `stack` with every merged stretch of runs replaced by the run that equals it."""
+    """Return `stack` with the inputs of every merge replaced by its output."""
     waiting = list(merges)
     while waiting:
         usable = [m for m in waiting if m.place_in(stack) is not None]
@@ -366,7 +366,7 @@ def use_merges(stack: list[RunFile], merges: Sequence[MergeFile], staged: Staged
             break
         for merge in usable:
             start = merge.place_in(stack)
-            with suppress(NotFoundError):  # dropped meanwhile: its inputs still do
+            with suppress(NotFoundError):  # dropped meanwhile: the inputs stay in the stack
                 if start is not None:
                     staged.link(merge.folder / merge.output.name)
                     output = [merge.output] if merge.output.rows else []

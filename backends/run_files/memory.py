@@ -1,21 +1,21 @@
-"""The `memory` backend: run files in RAM, which every worker of the machine maps; and how many bytes it holds.
+"""The `memory` backend: run files in RAM that every worker on the machine maps, and a record of their size.
 
-The bytes of all shards of an executor are known without measuring all of them::
+The total size of an executor's shards is known without measuring all shards::
 
     <folder>/
-        9f3c….1048576 ──▶ query/totals/shard-0003-1f0c77ab     a link: which shard, and how many bytes it holds
+        9f3c….1048576 ──▶ query/totals/shard-0003-1f0c77ab     a link to the shard, named after its size in bytes
         04aa….52428800 ──▶ …
 
-Each shard has one entry, named after the shard and its bytes, and renames it when it writes or frees something. There
-is no lock: an entry is changed by its own shard.
+Each shard has one entry, named after the shard and its size in bytes, and replaces it when it writes or frees
+something. There is no lock: an entry is changed by its own shard, except for corrections.
 
 Invariants
 ----------
-* **hardly too low**: bytes are noted before they are written, and again afterwards. Whoever corrects the entry of a
-  shard that writes just then leaves out what it has not written yet. A kill in between leaves an entry that is too
-  high; two processes that note one shard at the same moment may leave two entries.
-* **corrected**: what a shard notes is measured, not added up. Each time, the entry of one other shard, chosen at
-  random, is measured too, or removed if that shard is gone; and before out of room becomes an error, all are measured.
+* **rarely too low**: bytes are recorded before they are written, and again afterwards. A correction made while the
+  shard is writing misses the bytes not yet written. A kill in between leaves an entry that is too high; two processes
+  that record the same shard at the same moment may leave two entries.
+* **corrected**: a shard's size is measured, not added up. Each time, the entry of another shard, chosen at random, is
+  corrected or, if that shard is gone, removed; and before out of room becomes an error, all shards are measured.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from holdfast.backends.run import Run, TableSchema
 from holdfast.backends.run_files.backend import RunFilesBackend
 from holdfast.errors import UnavailableError
 
-#: Every directory of a shard on run files has it.
+#: Every shard directory on run files has this folder.
 _MARK_OF_SHARD = "versions"
 
 
 class MemoryUsage:
-    """The entries of one executor in `folder`, as seen by one of the shards below `root`."""
+    """The entries of one executor in `folder`, for one of the shards below `root`."""
 
     def __init__(self, folder: Path, root: Path, shard: Path, new_id: Callable[[], str]) -> None:
         self._folder = folder
@@ -49,11 +49,11 @@ class MemoryUsage:
         self._new_id = new_id
 
     def is_kept(self) -> bool:
-        """Whether some shard of the executor has a limit."""
+        """Return whether usage is recorded: any shard of the executor has a limit."""
         return self._folder.is_dir()
 
     def note(self, more_bytes: int = 0) -> int:
-        """Note what this shard holds and is about to write; return the total. Cost: a walk through two shards."""
+        """Record this shard's size plus `more_bytes`; return the executor's total. Cost: a walk through two shards."""
         with writing(self._folder):
             entries = self._entries()
             held = self._note(entries, self._shard, more_bytes)
@@ -64,7 +64,7 @@ class MemoryUsage:
             return held + sum(map(_bytes_of, others))
 
     def recount(self, more_bytes: int = 0) -> int:
-        """Return the measured total of all shards and of the planned write. Cost: a walk through all shards."""
+        """Measure and record all shards; return the total plus `more_bytes`. Cost: a walk through all shards."""
         with writing(self._folder):
             make_private_folder(self._folder)
             entries, total, found = self._entries(), 0, set()
@@ -86,12 +86,12 @@ class MemoryUsage:
                 yield Path(parent)
 
     def _note(self, entries: list[str], shard: Path, more_bytes: int) -> int:
-        """Replace a shard's entries by one with its size; return the size."""
+        """Replace a shard's entries by a single entry with its size; return the size."""
         owner = _owner(self._root, shard)
         held = folder_bytes(shard) + more_bytes
         old, new = [name for name in entries if name.startswith(owner)], f"{owner}.{held}"
         if new not in old:
-            with suppress(FileExistsError):  # another process notes the same
+            with suppress(FileExistsError):  # another process records the same size
                 os.symlink(os.path.relpath(shard, self._folder), self._folder / new)
         for name in old:
             if name != new:
@@ -99,7 +99,7 @@ class MemoryUsage:
         return held
 
     def _check(self, name: str) -> None:
-        """Correct the entry of another shard."""
+        """Correct the entry of a shard; remove it if the shard is gone."""
         with suppress(FileNotFoundError):
             shard = Path(os.path.normpath(self._folder / os.readlink(self._folder / name)))
             if shard.is_dir():
@@ -109,7 +109,7 @@ class MemoryUsage:
 
 
 def _owner(root: Path, shard: Path) -> str:
-    """Return the part of an entry's name that names its owner."""
+    """Return the part of an entry's name that identifies the shard."""
     return xxhash.xxh3_128_hexdigest(os.fsencode(os.path.relpath(shard, root)))
 
 
@@ -118,7 +118,7 @@ def _bytes_of(name: str) -> int:
 
 
 class MemoryBackend(RunFilesBackend):
-    """Run files on a RAM file system, not synced; the option ``limit`` bounds what all shards of the executor hold."""
+    """Run files on a RAM file system, not synced; the option ``limit`` bounds the size of all shards of an executor."""
 
     contract_version = 2
     in_memory = True
@@ -132,7 +132,7 @@ class MemoryBackend(RunFilesBackend):
         executor_directory: Path | None = None,
     ) -> None:
         super().__init__(directory, tables, new_id, options, executor_directory)
-        # Shards of backends that keep their state on disk may be beside it.
+        # Shards of disk-based backends may be next to this directory.
         limited = directory if executor_directory is None else executor_directory / "memory"
         self._usage = MemoryUsage(self.executor_directory / "memory-held", limited, directory, new_id)
         self._limit_bytes: int | None = self.parse_options("memory", self.options).get("limit")
@@ -167,7 +167,7 @@ class MemoryBackend(RunFilesBackend):
 
     @contextmanager
     def _noting(self) -> Iterator[None]:
-        """Note what the shard holds after a write or a removal, if usage is kept."""
+        """Record the shard's size after a write or a removal, if usage is recorded."""
         try:
             yield
         finally:
@@ -193,6 +193,6 @@ class MemoryBackend(RunFilesBackend):
         return self._limit_bytes is None or self._is_below(self._limit_bytes, wanted_bytes)
 
     def _is_below(self, limit_bytes: int, wanted_bytes: int) -> bool:
-        """Tell whether that many more bytes fit within the limit, by the notes."""
+        """Return whether `wanted_bytes` more fit within the limit, judging by the entries."""
         usage = self._usage
         return (usage.note(wanted_bytes) if usage.is_kept() else usage.recount(wanted_bytes)) <= limit_bytes

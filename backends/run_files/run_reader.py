@@ -1,20 +1,20 @@
-"""Opens run files: mapped, checked against their version's notes, and kept for the next micro-batch.
+"""Opens run files: maps them, checks them against their version file, and keeps them open for the next micro-batch.
 
-A Spark worker serves many shards, each for one call in every micro-batch, and a file that stays mapped costs no page
-faults. So what the process has opened, it keeps.
+A Spark worker serves many shards, with one call per shard and micro-batch, and a file that stays mapped costs no page
+faults. So a process keeps the files that it has opened.
 
 Invariants
 ----------
-* **the same file**: a run is found by its inode, which is held open, so no other file can have it. It is given out only
-  while size and time of modification are those that were noted, and its end has the digest that was noted: a kept
-  run is trusted no more than one that is mapped for the first time.
-* **let go**: a mapping keeps the space of a file without links, for `memory` in RAM. So each call lets
-  those go, and a forked process begins with none.
-* **bounded**: `MOST_KEPT` files, and a quarter of the descriptors and addresses that the process may have: the most
-  recently used ones. Where a file cannot be mapped nevertheless, they make room.
+* **the same file**: a kept run is found by its inode, which cannot be reused while the file is open. It is returned
+  only if the file's size and modification time and the digest at its end are as recorded: a kept run is trusted no
+  more than a newly mapped run.
+* **let go**: a mapping keeps the disk space of an unlinked file, or RAM for `memory`. So each call closes unlinked
+  files, and a forked process begins with no kept files.
+* **bounded**: a process keeps the most recently used files: at most `MOST_KEPT`, and at most a quarter of its limits on
+  descriptors and address space. If mapping a file fails nevertheless, all kept files are closed before a retry.
 
-A run file that is damaged is damaged wherever it is linked, so every version and merge that holds it is set aside, and
-the next attempt restores it.
+A damaged run file is damaged wherever it is linked, so every version and merge that holds it is set aside, and the next
+attempt restores the version.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from holdfast.backends.stretched_run import StretchedRun
 from holdfast.errors import CorruptionError, NotFoundError, SchemaMismatchError, UnavailableError
 
 _log = logging.getLogger(__name__)
-#: About the runs of 60 shards. Each takes two descriptors.
+#: About the runs of 60 shards; each file takes two descriptors.
 MOST_KEPT = 256
-# The share of the process's limits on descriptors and addresses.
+# Kept files use at most 1/4 of the process's limits on descriptors and address space.
 _SHARE = 4
 
 
 class DamagedRuns:
-    """Checks a shard's folders; those with a damaged file go to `set_aside`."""
+    """Checks a shard's folders, and moves those with a damaged file to `set_aside`."""
 
     def __init__(self, versions: Path, merges: Path, set_aside: Path, new_id: Callable[[], str]) -> None:
         self._versions, self._merges, self._set_aside = versions, merges, set_aside
@@ -62,7 +62,7 @@ class DamagedRuns:
             raise
 
     def set_aside_holders(self, file: RunFile) -> None:
-        """Move the versions and merges that hold a run out of the way: one file, with a link in each."""
+        """Move every version and merge that links a run out of the way."""
         folders = [p / name for p in (self._versions, self._merges) for name in local_files.list_folder(p)]
         self.set_aside(folder for folder in folders if (folder / file.name).exists())
 
@@ -88,7 +88,7 @@ class DamagedRuns:
         try:
             files = read(folder)
         except (NotFoundError, CorruptionError):
-            # Gone if it held a damaged run that was found in another folder.
+            # Already moved if its damaged run was found in a different folder.
             note = folder / (VERSION if folder.parent == self._versions else MERGE)
             return [note] if self.set_aside([folder]) else []
         damaged = []
@@ -117,7 +117,7 @@ class KeptRun(NamedTuple):
     """One run file: mapped, checked, and held open."""
 
     file: MappedFile
-    schema: TableSchema  #: With which it was read
+    schema: TableSchema  #: The schema that the run was read with
     run: Stacked
 
     @property
@@ -131,29 +131,29 @@ class KeptRun(NamedTuple):
         return os.fstat(self.file.descriptor)
 
     def has_end_of(self, note: FileNote) -> bool:
-        """Tell whether the last bytes match the noted file."""
+        """Return whether the digest at the file's end matches the note."""
         return stored_file.digest_at_end(memoryview(self.file.data)) == note.digest
 
     def is_whole(self, note: FileNote) -> bool:
-        """Tell whether all bytes match the note; costs one read."""
+        """Return whether all bytes match the note; costs one read."""
         self.file.expect_scans()
         return stored_file.digest_of(memoryview(self.file.data)) == note.digest
 
 
 class KeptRuns:
-    """The run files that this process has opened; safe for many threads."""
+    """The run files that this process keeps open; safe for many threads."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Release all."""
-        # Also the lock: a forked process may have inherited one that a thread of its parent holds.
+        """Close all kept files."""
+        # Replaces the lock, too: a forked process may inherit it while a thread of its parent holds it.
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[int, int], KeptRun] = OrderedDict()
 
     def find(self, path: Path, note: FileNote, schema: TableSchema) -> KeptRun | None:
-        """Return a file's kept run; None if the file changed or was never mapped. Raises `NotFoundError`."""
+        """Return a file's kept run; None if the file has changed or is not kept. Raises `NotFoundError`."""
         with reading(path):
             found = os.stat(path)
         with self._lock:
@@ -164,7 +164,7 @@ class KeptRuns:
         return kept if note.is_of(found) and kept.schema == schema and kept.has_end_of(note) else None
 
     def keep(self, kept: KeptRun, note: FileNote) -> None:
-        """Keep a run that was just mapped and checked, unless somebody has written to its file."""
+        """Keep a run that was just mapped and checked, unless its file has changed since."""
         found = kept.stat
         if note.is_of(found):
             kept.file.touch()
@@ -175,11 +175,11 @@ class KeptRuns:
                     size_bytes -= self._kept.popitem(last=False)[1].size_bytes
 
     def let_go(self) -> None:
-        """Close files that are no longer linked; costs a system call for each kept one."""
+        """Close files that are no longer linked; costs a system call per kept file."""
         with self._lock:
             gone = [inode for inode, kept in self._kept.items() if not kept.stat.st_nlink]
             unused = [self._kept.pop(inode) for inode in gone]
-        del unused  # here, for the system may take a while to free the space
+        del unused  # outside the lock, since freeing the space may take a while
 
 
 class _Limits(NamedTuple):
@@ -188,13 +188,13 @@ class _Limits(NamedTuple):
 
 
 def _limits() -> _Limits:
-    """Return the limits on what is kept."""
+    """Return the limits on kept files."""
     (descriptors, _), (addresses, _) = map(resource.getrlimit, (resource.RLIMIT_NOFILE, resource.RLIMIT_AS))
     files = MOST_KEPT if descriptors == resource.RLIM_INFINITY else min(MOST_KEPT, descriptors // (2 * _SHARE))
     return _Limits(files, math.inf if addresses == resource.RLIM_INFINITY else addresses // _SHARE)
 
 
-#: Those of this process.
+#: The kept runs of this process.
 KEPT = KeptRuns()
 
 
@@ -209,11 +209,11 @@ class RunReader:
         self._damaged = damaged
 
     def open_all(self, folder: Path, files: Iterable[RunFile], table: str, *, verify: bool = False) -> list[Stacked]:
-        """Map the files of a stack, as `open` does; return their runs in the order of the files."""
+        """Open the files of a stack as `open` does; return their runs in the same order."""
         return [self.open(folder / file.name, file, table, verify=verify) for file in files]
 
     def open(self, path: Path, file: RunFile, table: str, *, verify: bool = False) -> Stacked:
-        """Map one run file, or return it mapped; a merge must `verify` it, or damage gets a new digest."""
+        """Map one run file, or return the kept run; a merge must `verify` it, or damage would get a new digest."""
         kept = KEPT.find(path, file.note, self._tables[table])
         if kept is not None and (not verify or kept.is_whole(file.note)):
             return kept.run
@@ -223,21 +223,21 @@ class RunReader:
             self._damaged.set_aside_holders(file)
             raise
         except SchemaMismatchError:
-            self._damaged.check(path, file)  # damage may look like another schema
+            self._damaged.check(path, file)  # damage may look like a different schema
             raise
-        if not verify:  # what is merged will not be read again
+        if not verify:  # merged runs are not read again
             KEPT.keep(kept, file.note)
         return kept.run
 
     def _read_in_room(self, path: Path, file: RunFile, table: str, *, verify: bool) -> KeptRun:
         try:
             return self.read(path, file, table, verify=verify, trusted=True)
-        except UnavailableError:  # as where the process may open no more, or has no more addresses
+        except UnavailableError:  # for example, out of descriptors or address space
             KEPT.forget()
             return self.read(path, file, table, verify=verify, trusted=True)
 
     def read(self, path: Path, file: RunFile, table: str, *, verify: bool, trusted: bool) -> KeptRun:
-        """Map one run file anew; unless it is trusted, its columns are checked as well, as `Run.read` does."""
+        """Map one run file anew; unless `trusted`, check its columns as `Run.read` does."""
         mapped, stored = map_stored_file(path, "run", file.note, verify=verify)
         section = stored.section(table, str(path))
         runs = read_stretches(
@@ -245,10 +245,10 @@ class RunReader:
             self._tables[table],
             source=str(path),
             trusted=trusted,
-            plain_bytes=section.size,  # uncompressed: it unpacks to its own size
+            plain_bytes=section.size,  # uncompressed, so its decoded size is its own
         )
         if sum(len(run) for run in runs) != file.rows:
-            raise CorruptionError(f"{path} does not hold the rows that were written", expected=file.rows)
+            raise CorruptionError(f"{path} has a different number of rows than was written", expected=file.rows)
         stretches = [run for run in runs if len(run)]
         if len(stretches) > 1:
             return KeptRun(mapped, self._tables[table], StretchedRun(stretches, section, mapped))

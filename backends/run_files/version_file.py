@@ -1,4 +1,4 @@
-"""What the small files of a shard's directory say: which runs make up a version, and which runs a merge replaces."""
+"""The small files of a shard's directory, which list the runs of a version and the runs that a merge replaces."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _NUMBER_LIMIT = 1 << 62
 
 @dataclass(frozen=True)
 class RunFile:
-    """A version's note of one run."""
+    """A version's record of one run."""
 
     id: str
-    file_bytes: int  #: Of the file
-    size_bytes: int  #: Of the columns
+    file_bytes: int  #: Size of the file
+    size_bytes: int  #: Size of the columns
     rows: int
     digest: str
     modified_ns: int  #: See `holdfast.backends.local_files`.
 
     @classmethod
     def decode(cls, record: Mapping[str, Any]) -> RunFile:
-        """Return the note in a small file; its id must be a valid file name."""
+        """Decode a record from a version or merge file; the run's id must be a valid file name."""
         file = cls(**record)
         numbers = (file.file_bytes, file.size_bytes, file.rows, file.modified_ns)
         if not _RUN_ID.fullmatch(file.id) or any(type(n) is not int or not 0 <= n < _NUMBER_LIMIT for n in numbers):
@@ -46,7 +46,7 @@ class RunFile:
 
     @property
     def note(self) -> FileNote:
-        """Tells whether the file has changed."""
+        """What the file must match; a mismatch means that it has changed."""
         return FileNote(self.file_bytes, self.digest, self.modified_ns)
 
 
@@ -61,7 +61,7 @@ class VersionFile:
 
     @property
     def files(self) -> list[RunFile]:
-        """All runs."""
+        """All runs of the version."""
         return [file for files in self.stacks.values() for file in files]
 
     @classmethod
@@ -77,11 +77,11 @@ class VersionFile:
             if version.generation is not None and not _RUN_ID.fullmatch(version.generation):
                 raise ValueError("not the name of a generation")
         if version.pointer != pointer:
-            raise CorruptionError(f"{path} belongs to another version", pointer=version.pointer, wanted=pointer)
+            raise CorruptionError(f"{path} belongs to a different version", pointer=version.pointer, wanted=pointer)
         return version
 
     def write(self, staged: StagedFolder) -> None:
-        """Write the version file; remove all files that it does not name."""
+        """Write the version file; remove all files that it does not list."""
         staged.keep_only({file.name for file in self.files})
         stacks = {table: [asdict(file) for file in files] for table, files in self.stacks.items()}
         header = {"pointer": self.pointer, "stacks": stacks, "properties": dict(self.properties)}
@@ -91,7 +91,7 @@ class VersionFile:
 
 @dataclass(frozen=True)
 class MergeFile:
-    """A merge file's content and place: these consecutive runs equal that one run."""
+    """A merge file: consecutive runs, and the one run that equals them all."""
 
     folder: Path
     inputs: list[str]
@@ -125,7 +125,7 @@ class MergeFile:
 
 @contextmanager
 def _fields_of(path: Path) -> Iterator[None]:
-    """Count a file that another release wrote differently as damaged, so that it is restored."""
+    """Treat a file with a different release's fields as damaged, so that its version is restored."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as exc:

@@ -1,4 +1,4 @@
-"""Reads a version on run files: an open one mapped as a whole, a frozen one by the stretches that are wanted."""
+"""Views of versions on run files: a local version is mapped whole, a frozen version is read stretch by stretch."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ from holdfast.backends.run_stack import (
 from holdfast.backends.schema import Keys, TableSchema, find_table, require_declared
 from holdfast.errors import ClosedError, CorruptionError
 
-#: Bytes fetched from a run file's end for its footer; the footer tells if there is more.
+#: Bytes fetched from a run file's end for its footer; a larger footer takes a second fetch.
 _END_BYTES = 64 << 10
 _RUN = "run"
-#: The place in a stored file that gives the footer's size.
+#: The footer's size, and its distance from the end of a stored file.
 _FOOTER_SIZE, _FOOTER_SIZE_AT = struct.Struct("<I"), 32
 
 
 class _RunsView(View):
-    """A version made of runs, with a floor below them if there is one."""
+    """A version made of runs over an optional floor."""
 
     _tables: Mapping[str, TableSchema]
     _floor: View | None
 
     def _merged(self, table: str, runs: Sequence[Run], first_hash: int, last_hash: int) -> Iterator[Run]:
-        """Yield a table's live rows in a range of hashes, from some runs and the floor."""
+        """Yield a table's live rows in a hash range, from `runs` and the floor."""
         if self._floor is None:
             return self._projected(table, scan_runs(runs, first_hash, last_hash))
         return self._projected(table, scan_above(partial(self._floor.scan, table), runs, first_hash, last_hash))
 
     def _merged_prefixes(self, table: str, runs: Sequence[Run], prefixes: Keys) -> Iterator[Run]:
-        """Yield the live rows that begin with one of `prefixes`, likewise."""
+        """Yield the live rows that begin with one of `prefixes`, from `runs` and the floor."""
         if self._floor is None:
             return self._projected(table, merge_prefixes(runs, prefixes))
         return self._projected(table, prefixes_above(self._floor.scan_prefix(table, prefixes), runs, prefixes))
@@ -65,7 +65,7 @@ class _RunsView(View):
 
 
 class RunFilesView(_RunsView):
-    """A version on run files, mapped whole, over `floor`; `lock` shows that the shard's directory is in use."""
+    """A local version, mapped whole, over an optional `floor`; `lock` marks the shard's directory as in use."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class RunFilesView(_RunsView):
 
 
 class FrozenRuns(_RunsView):
-    """A frozen version on run files, fetched as it is read, over what `open_floor` opens."""
+    """A frozen version, fetched as it is read, over the floor that `open_floor` opens, if any."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class FrozenRuns(_RunsView):
         self._floor = None
         if self._version.generation is not None:
             if open_floor is None:
-                raise CorruptionError(f"{files.folder} holds a version of another backend")
+                raise CorruptionError(f"{files.folder} holds a version of a different backend")
             self._floor = open_floor(files, tables)
 
     @property
@@ -177,10 +177,10 @@ class FrozenRuns(_RunsView):
         return [self._runs[file.id] for file in files]
 
     def _bring(self, name: str, file: RunFile | None = None) -> None:
-        """Check a file's presence and size, and fetch it; of a run, only its end."""
+        """Check that a file exists with the right size, and fetch it; for a run, fetch only its end."""
         size = self._files.sizes.get(name)
         if size is None or (size > stored_file.NOTICE_BYTES_MAX if file is None else size != file.file_bytes):
-            raise CorruptionError(f"{self._files.folder / name} is missing, or of a wrong size", size_bytes=size)
+            raise CorruptionError(f"{self._files.folder / name} is missing or has the wrong size", size_bytes=size)
         self._files.require(name, 0 if file is None else max(0, size - _END_BYTES))
 
 
@@ -196,13 +196,13 @@ class FrozenRun:
         if self._bytes.size >= _FOOTER_SIZE_AT:
             (footer_bytes,) = _FOOTER_SIZE.unpack_from(self._bytes, self._bytes.size - _FOOTER_SIZE_AT)
             files.require(file.name, max(0, self._bytes.size - _FOOTER_SIZE_AT - footer_bytes))
-        # Its bytes are verified when fetched; most never are.
+        # Bytes are verified when they are fetched; most never are fetched.
         stored = stored_file.decode(self._bytes, source=self._source, kind=_RUN, verify=False)
         self._section = stored.section(schema.name, self._source)
         self._index = StretchIndex.read(stored.header, self._section.size, self._source)
 
     def end_of_stretch(self, hash_: int) -> int:
-        """Return the last hash of the stretch that holds a hash; the last stretch reaches to the largest hash."""
+        """Return the last hash of the stretch that may hold a hash; for the last stretch, the largest hash."""
         if self._index is None:
             return MAX_HASH
         places = self._index.within(hash_, hash_)
@@ -214,7 +214,7 @@ class FrozenRun:
         """Return the rows with a hash in [first_hash, last_hash]."""
         if self._index is None:
             self._files.require(self._file.name)
-            # Uncompressed: it unpacks to its own size.
+            # Uncompressed, so its decoded size is its own.
             stretches = read_stretches(self._section, self._schema, source=self._source, plain_bytes=self._section.size)
         else:
             stretches = [self._stretch(self._index, number) for number in self._index.within(first_hash, last_hash)]
@@ -223,7 +223,7 @@ class FrozenRun:
     def _stretch(self, index: StretchIndex, number: int) -> Run:
         begin, end = index.places[number]
         self._files.require(self._file.name, begin, end)
-        # A stream of its own, so it is read and checked as a whole file.
+        # Made a complete stream, so that it is read and checked like a whole file.
         stretch = self._section.slice(begin, end - begin).to_pybytes()
         stream = pa.py_buffer(index.columns.serialize().to_pybytes() + stretch)
         return Run.read(stream, self._schema, source=self._source, plain_bytes=len(stretch))

@@ -1,12 +1,12 @@
-"""What is written into a run file: stretches of a run, and an index of them in the file's header.
+"""The content of a run file: the stretches of a run, and in the header an index of the stretches.
 
 ::
 
     section     schema ‖ stretch: hashes up to 0x07… ‖ stretch: up to 0x0f… ‖ …
-    header      {"table": …}                                      a file of one stretch
+    header      {"table": …}                                      a file with one stretch
                 {"table": …, "columns": …, "stretches": [[440, "07…"], [16777960, "0f…"], …]}
 
-The index has each stretch's start and last hash, so that a look-up in a stored file reads its end and one stretch.
+The index has each stretch's start and last hash, so that a look-up in a stored file reads only its end and one stretch.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from holdfast.backends.run import Run
 from holdfast.backends.schema import TableSchema, decode_schema, encode_schema
 from holdfast.errors import CorruptionError
 
-#: Size of a stretch, which is read for one key. Each costs a look-up of many keys some microseconds.
+#: Size of a stretch, which a look-up of one key reads whole. Each stretch adds microseconds to a look-up of many keys.
 STRETCH_BYTES = 16 << 20
 _HASH_DIGITS = 16
 
 
 class WrittenRun:
-    """One run file while it is written; its header is complete once `write` has returned."""
+    """Writes one run file; its header is complete once `write` has returned."""
 
     def __init__(self, schema: TableSchema) -> None:
         self._schema = schema
@@ -37,7 +37,7 @@ class WrittenRun:
         self.rows = self.size_bytes = 0
 
     def write(self, runs: Iterable[Run], file: pa.NativeFile) -> None:
-        """Write runs of ascending ranges of the hash."""
+        """Write runs of ascending hash ranges."""
         stretches: list[list[Any]] = []
         columns = self._schema.columns.with_metadata({"holdfast.table": self._schema.name})
         with ipc.new_stream(file, columns) as writer:
@@ -52,7 +52,7 @@ class WrittenRun:
         for run in (found.projected(self._schema) for found in runs):
             self.rows, self.size_bytes = self.rows + len(run), self.size_bytes + run.size_bytes
             if run.size_bytes <= STRETCH_BYTES:
-                yield run  # also an empty one: a file has a batch
+                yield run  # even an empty run, because a file needs a batch
             else:
                 yield from run.stretches(STRETCH_BYTES)
 
@@ -62,32 +62,32 @@ class StretchIndex:
     """The positions of a run file's stretches."""
 
     columns: pa.Schema
-    places: tuple[tuple[int, int], ...]  #: Of each stretch its begin and its end in the file
+    places: tuple[tuple[int, int], ...]  #: Begin and end of each stretch in the file
     last_hashes: tuple[int, ...] = field(repr=False)
 
     @classmethod
     def read(cls, header: Mapping[str, Any], section_bytes: int, source: str) -> Self | None:
-        """Return the index in a run file's header; None without one. Raises `CorruptionError`."""
+        """Return the index in a run file's header; None if the file has none. Raises `CorruptionError`."""
         if "stretches" not in header:
             return None
         try:
             begins = [begin for begin, _ in header["stretches"]]
             hashes = [int(text, 16) for _, text in header["stretches"]]
             if any(type(begin) is not int for begin in begins) or not begins[0] >= 0 or begins[-1] >= section_bytes:
-                raise ValueError("a stretch outside of the section")
+                raise ValueError("a stretch lies outside the section")
             if (
                 sorted(set(begins)) != begins
                 or sorted(set(hashes)) != hashes
                 or not 0 <= hashes[0] <= hashes[-1] < 1 << 64
             ):
-                raise ValueError("stretches that do not ascend")
+                raise ValueError("the stretches do not ascend")
             columns = decode_schema(header["columns"])
         except (KeyError, TypeError, ValueError, IndexError, OSError, pa.ArrowException) as exc:
             raise CorruptionError(f"{source} has an invalid index: {exc!r}") from exc
         return cls(columns, tuple(zip(begins, [*begins[1:], section_bytes], strict=True)), tuple(hashes))
 
     def within(self, first_hash: int, last_hash: int) -> range:
-        """Return the numbers of the stretches that may have rows with a hash in [first_hash, last_hash]."""
+        """Return the numbers of the stretches that may hold rows with hashes in [first_hash, last_hash]."""
         count = len(self.last_hashes)
         return range(
             bisect_left(self.last_hashes, first_hash), min(count, bisect_left(self.last_hashes, last_hash) + 1)

@@ -182,7 +182,7 @@ def test_event_time_behind_an_operator(lab: Lab) -> None:
     [
         ({"backnd": "memory"}, r"unknown setting 'spark.holdfast.backnd'.*did you mean 'spark.holdfast.backend'"),
         ({"timeouts": "carrier pigeon"}, r"spark.holdfast.timeouts.*'documented' or 'spark'"),
-        ({"backend": "mine", "mine.level": "9"}, r"no backend named 'mine'; known are.*entry point group"),
+        ({"backend": "mine", "mine.level": "9"}, r"no backend named 'mine'; known names: .*entry point group"),
         ({"memory.limt": "2g"}, r"'spark\.holdfast\.memory\.limt': did you mean spark\.holdfast\.memory\.limit"),
         ({"memory.limit": "lots"}, r"spark\.holdfast\.memory\.limit cannot be 'lots'.*512m"),
     ],

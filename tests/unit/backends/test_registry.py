@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 import types
 from importlib.metadata import EntryPoint, EntryPoints
 
@@ -14,6 +15,7 @@ from holdfast.backends.options import did_you_mean, nearest_name, parse_options,
 from holdfast.backends.run_files.backend import RunFilesBackend
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.errors import InvalidArgumentError
+from tests.source_tree import ROOT
 
 BUILT_IN = ("memory", "holdfast.backends.run_files.memory:MemoryBackend")
 
@@ -58,17 +60,23 @@ def test_built_in_and_plugged_in_backends_are_found(register: object) -> None:
     assert registry.find_backend("memory") is registry.find_backend("mine") is MemoryBackend
 
 
+def test_pyproject_registers_the_built_in_backends() -> None:
+    """The registry and the entry points list the same backends, under the same names."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"][registry.GROUP] == registry._BUILT_IN
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("memroy", "did you mean 'memory'.*known are .*memory"),
+        ("memroy", "did you mean 'memory'.*known names: .*memory"),
         ("RocksDB", "did you mean 'rocksdb'"),
         ("twice", "several distributions.*uninstall"),
         ("absent", "cannot be loaded from 'no_such_module:X'"),
         ("attribute", "cannot be loaded from 'a_plugin:Nothing'"),
         ("function", "not a subclass of Backend"),
-        ("unfinished", "lacks methods of the contract: apply, close, .*view; add"),
-        ("older", "another version of the backend contract.*built_for=1 wanted=2"),
+        ("unfinished", "does not implement methods of the contract: apply, close, .*view; add"),
+        ("older", "a different version of the backend contract.*built_for=1 wanted=2"),
         ("unstated", "class sets contract_version, built_for=None"),
     ],
 )
@@ -116,7 +124,8 @@ def test_values_are_read_and_mistakes_named() -> None:
     assert parse_options("rocksdb", known, {"memory": "1g"}) == {"memory": 1 << 30}
     with pytest.raises(InvalidArgumentError, match=r"did you mean spark.holdfast.rocksdb.maxOpenFiles"):
         parse_options("rocksdb", known, {"maxopenfiles": "1"})
-    with pytest.raises(InvalidArgumentError, match=r"known are spark.holdfast.rocksdb.memory, spark.holdfast.rocksdb"):
+    known_settings = r"known settings: spark.holdfast.rocksdb.memory, spark.holdfast.rocksdb"
+    with pytest.raises(InvalidArgumentError, match=known_settings):
         parse_options("rocksdb", known, {"zzzzzzzz": "1"})
     with pytest.raises(
         InvalidArgumentError, match=r"spark.holdfast.rocksdb.memory cannot be 'much': it must be a size"

@@ -348,5 +348,5 @@ def test_columns_that_no_run_has_are_damage(extra: str) -> None:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    with pytest.raises(CorruptionError, match="it lacks the columns of one"):
+    with pytest.raises(CorruptionError, match="its columns are not those of a run"):
         Run.read(sink.getvalue(), table(a=INT), source="it")
