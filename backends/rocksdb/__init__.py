@@ -1,1 +1,1 @@
-"""`rocksdb`: run files, and below them RocksDB databases for what has gone cold."""
+"""`rocksdb`: run files over RocksDB databases that hold cold rows."""

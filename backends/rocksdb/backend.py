@@ -3,24 +3,24 @@
 ::
 
     <shard directory, 0700>/
-        versions/17-9f3c…/            as `holdfast.backends.run_files.backend` shows, and so are merges/, staging/, …
-            version                   which runs make it up, and above which generation
+        versions/17-9f3c…/            see `holdfast.backends.run_files.backend`, also for merges/, staging/, …
+            version                   its runs, and the generation below them
         generations/<id>/             immutable databases: `holdfast.backends.rocksdb.generation`
-        database-read                 empty: block caches have half of the shard's memory
+        database-read                 empty; marks that block caches get half of the shard's memory
 
     version 17     [aa bb cc]                                 no generation yet
-    moved          [aa bb] = generation 7c                    in the background: both say the same
-    version 18                [cc dd] above 7c                the next commit takes it
+    moved          [aa bb] = generation 7c                    in the background: both hold the same rows
+    version 18                [cc dd] above 7c                the next commit uses it
 
-A commit writes a run, as on `filesystem`; no server is asked, and no database is written. `maintain` moves the runs
-that all versions share, and a generation says which runs, above which other generation, it replaces. So a version on an
-older one stays valid until dropped.
+A commit writes a run, as on `filesystem`; it calls no server and writes to no database. `maintain` moves the runs that
+all versions share into a new generation, which records the runs and the generation below them that it replaces. So a
+version on an older generation stays valid until it is dropped.
 
 Invariants
 ----------
-* **whole**: a generation appears by one rename. A kill before it leaves a folder below ``staging``.
-* **kept**: a generation is locked by whoever reads it, and by a commit until its version is in place. `drop` removes
-  those that nobody has locked, that no version names, and that replace nothing of one.
+* **whole**: a single rename publishes a generation. A kill before the rename leaves a folder below ``staging``.
+* **kept**: readers lock a generation, and a commit locks it until its version is published. `drop` removes a generation
+  if it is not locked, no version names it, and it replaces nothing in any version.
 * **honest**: RocksDB verifies each block that it reads; every byte is verified when a directory is taken over, and when
   a file is first frozen. A damaged generation is set aside with all versions that name it.
 """
@@ -69,20 +69,20 @@ _VERSIONS, _READ = "versions", "database-read"
 
 
 class _Shards(NamedTuple):
-    """The number of an executor's shards, and of those whose database was ever read."""
+    """How many shards an executor has, and how many of their databases were ever read."""
 
     number: int
     read: int
 
 
-#: By an executor's directory and its shards' depth: their number, and the modification times of the folders above them.
+#: Counts by executor directory and depth of its shards, with the modification times of the folders above the shards.
 _COUNTED: dict[tuple[Path, int], tuple[_Shards, dict[str, int]]] = {}
 #: A second change within this time may leave a folder's modification time unchanged.
 _TICK_MS = 2_000
 
 
 class RocksDBBackend(FilesystemBackend):
-    """Runs above an immutable database of cold rows; `holdfast.backends.rocksdb.options` has the options."""
+    """Runs above an immutable database of cold rows; `holdfast.backends.rocksdb.options` lists the options."""
 
     contract_version = 2
 
@@ -97,7 +97,7 @@ class RocksDBBackend(FilesystemBackend):
         super().__init__(directory, tables, new_id, options, executor_directory)
         self._rocksdb = RocksDBOptions.of("rocksdb", options)
         self._generations = directory / "generations"
-        # Database files that were intact when this process last froze a version: name, inode, time of modification.
+        # Database files that were intact when this process last froze a version: name, inode, modification time.
         self._whole: set[tuple[str, int, int]] = set()
 
     @classmethod
@@ -119,13 +119,13 @@ class RocksDBBackend(FilesystemBackend):
                 floor = _LockedView(opened, self.tables, lock, self._set_aside_generation)
             except CorruptionError as exc:
                 raise self._set_aside_generation(version.generation, exc) from exc
-            except NotFoundError as exc:  # what is locked is not removed
+            except NotFoundError as exc:  # damage: a locked folder is never removed
                 raise self._set_aside_generation(version.generation, damaged(folder / GENERATION, str(exc))) from exc
             undo.pop_all()
         return floor
 
     def _set_aside_generation(self, name: str, found: CorruptionError) -> CorruptionError:
-        """Set a damaged generation aside, and all versions that name it; return the error that names the file."""
+        """Set aside a damaged generation and all versions that name it; return an error that names the damaged file."""
         folder = self._generations / name
         file = Path(str(found.facts.get("file", folder)))
         with suppress(HoldfastError):
@@ -151,7 +151,7 @@ class RocksDBBackend(FilesystemBackend):
 
     @contextmanager
     def _floored(self, version: VersionFile) -> Iterator[VersionFile]:
-        """Yield a version on the newest generation that replaces its bottom, locked meanwhile."""
+        """Yield a version on the newest generation that replaces its bottom runs, locked during the context."""
         with ExitStack() as held:
             if version.generation is not None:
                 held.enter_context(lock_shared(self._generations / version.generation))
@@ -162,7 +162,7 @@ class RocksDBBackend(FilesystemBackend):
                     break
                 name, file = found
                 names.remove(name)
-                with suppress(NotFoundError):  # dropped meanwhile: what it replaces still does
+                with suppress(NotFoundError):  # dropped meanwhile: the replaced runs remain usable
                     held.enter_context(lock_shared(self._generations / name))
                     version = file.below(version, name)
             yield version
@@ -180,7 +180,7 @@ class RocksDBBackend(FilesystemBackend):
         self._remove_unused()
 
     def _remove_unused(self) -> int:
-        """Remove the generations that no version needs now or later; return how many."""
+        """Remove the generations that no version needs, now or later; return how many were removed."""
         removed = 0
         names = local_files.list_folder(self._generations)
         versions = self._read_versions() if names else []
@@ -188,7 +188,7 @@ class RocksDBBackend(FilesystemBackend):
             folder = self._generations / name
             if not self._is_needed(name, versions):
                 with try_lock_alone(folder) as is_left:
-                    # Again, now that no commit can take it.
+                    # Check again, now that no commit can start to use it.
                     if is_left and not self._is_needed(name, self._read_versions()):
                         self._retire(folder)
                         removed += 1
@@ -214,21 +214,21 @@ class RocksDBBackend(FilesystemBackend):
     # Moving.
 
     def _commit_merge_limit_bytes(self) -> int:
-        # Runs that commits keep rewriting never settle, so they never move.
+        # Runs that commits keep merging never settle, so they are never moved.
         return min(super()._commit_merge_limit_bytes(), self.share_bytes() // 2)
 
     def share_bytes(self) -> int:
-        """Return how many bytes of runs the shard may have: its part of the memory, half once it has a database."""
+        """Return the shard's limit for runs in bytes: an equal share of memory, halved once it has a database."""
         part_bytes = self._rocksdb.memory_bytes // self._shards().number
         return part_bytes // 2 if local_files.list_folder(self._generations) else part_bytes
 
     def _cache_bytes(self) -> int:
-        """Return how much block caches may hold: the other halves of the shards whose databases are read."""
+        """Return the size limit of block caches: the other half of the share of each shard whose database is read."""
         shards = self._shards()
         return self._rocksdb.memory_bytes // shards.number // 2 * shards.read
 
     def _shards(self) -> _Shards:
-        if not self.directory.is_relative_to(self.executor_directory):  # it is being taken over
+        if not self.directory.is_relative_to(self.executor_directory):  # being taken over
             return _Shards(1, 1)
         return _shards_below(self.executor_directory, len(self.directory.relative_to(self.executor_directory).parts))
 
@@ -238,12 +238,12 @@ class RocksDBBackend(FilesystemBackend):
             with local_files.writing(mark):
                 mark.touch(mode=0o600)
             with suppress(OSError):
-                os.utime(self.directory.parent)  # all processes count anew
+                os.utime(self.directory.parent)  # makes all processes count again
 
     def maintain(self, pointer: Pointer) -> int:
-        """Move what all versions share into the next generation if runs exceed the shard's memory; else merge runs.
+        """Move the runs that all versions share into a new generation if they exceed the limit; else merge runs.
 
-        The next commit uses the generation. Raises `NotFoundError` if the version is not held here.
+        The next commit uses the generation. Raises `NotFoundError` if the backend does not hold the version.
         """
         return self._move(pointer) or super().maintain(pointer)
 
@@ -276,7 +276,7 @@ class RocksDBBackend(FilesystemBackend):
             raise self._set_aside_generation(str(file.base), damaged(broken, str(exc))) from exc
 
     def _settled(self, version: VersionFile) -> dict[str, list[RunFile]]:
-        """Return, by table, the bottom runs that all versions share: no commit merges them."""
+        """Return, by table, the bottom runs that all versions share; no commit merges them."""
         held = [{file.id for file in other.files} for other in self._read_versions()]
         settled: dict[str, list[RunFile]] = {}
         for table, files in version.stacks.items():
@@ -319,10 +319,10 @@ class RocksDBBackend(FilesystemBackend):
                 for name in names:
                     database.link(staged.path / name)
                 keep_unwritten(database.path)
-                held.enter_context(lock_shared(database.path))  # it follows the folder
+                held.enter_context(lock_shared(database.path))  # the lock follows the folder
                 database.publish(target)
                 return
-            # Another process has already restored it, or the copy there is damaged.
+            # Another process has already restored it, or the existing copy is damaged.
             with suppress(NotFoundError):
                 held.enter_context(lock_shared(target))
                 if self._find_damage(version.generation) is None:
@@ -343,7 +343,7 @@ class RocksDBBackend(FilesystemBackend):
         return found
 
     def _find_damage(self, name: str) -> Path | None:
-        """Read a generation's files; on damage, set it aside and return the damaged file."""
+        """Read a generation's files; if one is damaged, set the generation aside and return that file."""
         folder = self._generations / name
         try:
             broken = broken_file(folder, self._read_generation(name).files)
@@ -376,7 +376,7 @@ class RocksDBBackend(FilesystemBackend):
 
 
 class _LockedView(GenerationView):
-    """A generation's rows, locked in place until the view is closed."""
+    """A view of a generation, which stays locked until the view is closed."""
 
     def __init__(
         self,
@@ -400,7 +400,7 @@ class _LockedView(GenerationView):
 
 
 def _shards_below(root: Path, depth: int) -> _Shards:
-    """Count the shards at a depth; only changed folders are counted again, since each call asks."""
+    """Count the shards at a depth below `root`; every call needs the count, so it is cached until a folder changes."""
     known = _COUNTED.pop((root, depth), None)
     if known is not None:
         found, folders = known

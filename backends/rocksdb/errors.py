@@ -1,6 +1,6 @@
-"""The one place where exceptions of rocksdict become errors of holdfast.
+"""Maps rocksdict's exceptions to holdfast's errors, in one place.
 
-rocksdict raises plain `Exception` with RocksDB's status as its text, such as ``Corruption: block checksum
+rocksdict raises plain `Exception` with RocksDB's status as its message, such as ``Corruption: block checksum
 mismatch … in /x/000009.sst offset 0 size 2339`` or ``IO error: No space left on device: While appending to file: …``.
 """
 
@@ -15,7 +15,7 @@ from traceback import clear_frames
 from holdfast.backends.local.errors import out_of_space, unusable
 from holdfast.errors import ClosedError, CorruptionError, HoldfastError, UnavailableError
 
-# Besides "Corruption", a file that the manifest names and that is gone; a file that cannot be made is not damage.
+# Damage is "Corruption", or a missing file that the manifest names; a file that cannot be created is not damage.
 _DAMAGE = re.compile(
     r"^Corruption|does not exist|"
     r"^IO error: No such file or directory: while \w+ a file for (random read|sequentially reading|size)",
@@ -24,13 +24,13 @@ _DAMAGE = re.compile(
 _FULL = re.compile(r"No space left|Disk quota exceeded|File too large|space limit reached", re.IGNORECASE)
 _HELD = re.compile(r"lock hold by current process|While lock file", re.IGNORECASE)
 _FILE = re.compile(r"/(\d+\.(?:sst|log|blob)|MANIFEST-\d+|CURRENT|OPTIONS-\d+|IDENTITY)\b")
-# RocksDB adds this to every error on opening; the damage may be in any other file.
+# RocksDB adds this guess to every error on opening; the damage may be in a different file.
 _GUESS = re.compile(r" *The file \S+ may be corrupted\.")
 
 
 @contextmanager
 def rocksdb_errors(path: Path) -> Iterator[None]:
-    """Map rocksdict's errors while the database at `path` is used.
+    """Map rocksdict's errors within the context, for the database at `path`.
 
     Raises `CorruptionError` with the damaged `file`, `UnavailableError` if local storage fails or the database is
     locked, `ClosedError` after a close.
@@ -42,13 +42,13 @@ def rocksdb_errors(path: Path) -> Iterator[None]:
             if type(exc).__name__ == "DbClosedError":
                 raise ClosedError(f"the database at {path} was closed: open a new view") from exc
             raise
-        # Iterators and snapshots in the frames that the traceback holds would keep the database locked.
+        # Iterators and snapshots in the traceback's frames would keep the database locked.
         clear_frames(exc.__traceback__)
         raise _mapped(str(exc), path) from exc
 
 
 def is_full(text: str) -> bool:
-    """Tell whether an exception's text says that the disk is full."""
+    """Return whether an exception's message means that the disk is full."""
     return _FULL.search(text) is not None
 
 

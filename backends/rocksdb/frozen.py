@@ -1,13 +1,13 @@
-"""A frozen generation read in place: each block is fetched when RocksDB asks for it.
+"""A frozen generation read in place: each block is fetched when RocksDB reads it.
 
-The files have their full size, and zeros where nothing was fetched. RocksDB verifies each block that it reads, and
-names the file and offset of a bad one. So a read that hits a missing block fetches it and starts again; a block that is
-bad although fetched and verified is damage::
+The local files have their full size, with zeros in place of blocks not yet fetched. RocksDB verifies each block that it
+reads, and its error names the file and offset of a bad block. So a read that hits a missing block fetches the block and
+starts again; a bad block that was already fetched and verified is damage::
 
     read ──▶ "block checksum mismatch … 000012.sst offset 8126464 size 4011" ──▶ bring ──▶ read again
 
-Related blocks are adjacent, so each fetch brings more than was asked: a few requests for each file that may hold the
-key, as the small manifest tells.
+Related blocks are adjacent, so each fetch brings neighbours, too. A look-up thus takes a few requests per file that may
+hold the key; the small manifest lists the key range of each file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 #: Bytes fetched around a requested block, and at a file's end, which holds its index.
 _AROUND_BYTES, _END_BYTES = 64 << 10, 256 << 10
 _DOUBLED_MAX = 8
-#: Beyond this many keys, most of a table is needed: fetch it whole.
+#: With more keys than this, most of a table is needed, so it is fetched whole.
 _MANY_KEYS = 32
 _WRONG_BLOCK = re.compile(r"(\d+\.sst) offset (\d+) size (\d+)")
 _WRONG_FILE = re.compile(r"(\d+\.sst)\b")
@@ -47,7 +47,7 @@ class FrozenGeneration(GenerationView):
 
     def __init__(self, files: FrozenFiles, tables: Mapping[str, TableSchema]) -> None:
         self._files = files
-        # How often a file was fetched from, and how often RocksDB asked for each place.
+        # Number of fetches per file, and of requests per block.
         self._times: dict[str, int] = {}
         self._asked: dict[tuple[str, tuple[int, int]], int] = {}
         if GENERATION not in files.sizes:
@@ -56,7 +56,7 @@ class FrozenGeneration(GenerationView):
         file = GenerationFile.read(files.folder)
         for name, noted in file.files.items():
             if files.sizes.get(name) != noted.size_bytes:
-                raise CorruptionError(f"{files.folder / name} is missing, or of a wrong size")
+                raise CorruptionError(f"{files.folder / name} is missing or has the wrong size")
         for name in file.lists:
             files.require(name)
         require_whole(files.folder, file.lists)
@@ -75,10 +75,10 @@ class FrozenGeneration(GenerationView):
         return super().scan_prefix(table, prefixes)
 
     def _is_dense(self, stored: StoredTable, prefixes: Keys) -> bool:
-        return False  # a scan would fetch everything between them
+        return False  # a scan would fetch everything between the prefixes
 
     def _bring_first(self, prefixes: list[bytes]) -> None:
-        """Fetch what every read needs: whole tables where many prefixes are wanted, else the ends of tables."""
+        """Fetch what every read needs: the end of each table, or the whole table if it has many wanted prefixes."""
         ends = []
         for table in self._open().live_files():
             name = table["name"].lstrip("/")
@@ -94,7 +94,7 @@ class FrozenGeneration(GenerationView):
         self._files.bring(ends)
 
     def _read(self, read: Callable[[Rdict], _T]) -> _T:
-        """Run a read until every block it needs is local."""
+        """Repeat a read until every block it needs is local."""
         while True:
             try:
                 return super()._read(read)
@@ -103,7 +103,7 @@ class FrozenGeneration(GenerationView):
                     raise
 
     def _bring(self, said: str) -> bool:
-        """Fetch the block that RocksDB calls damaged; tell whether anything was left to fetch."""
+        """Fetch the block that RocksDB's error names as damaged; return False if nothing is left to fetch."""
         block, file = _WRONG_BLOCK.search(said), _WRONG_FILE.search(said)
         name = block[1] if block else file[1] if file else ""
         if name not in self._files.sizes:
@@ -115,9 +115,9 @@ class FrozenGeneration(GenerationView):
         wanted = self._asked.get((name, wrong), 0)
         self._asked[name, wrong] = wanted + 1
         if times == 0:
-            self._files.bring([ByteRange(name, *end)])  # first: it has the index
+            self._files.bring([ByteRange(name, *end)])  # the end first, because it holds the index
         elif wanted <= 1:
-            # Doubles each time: a reader of many rows soon has the whole file.
+            # Doubles each time, so that a read of many rows soon has the whole file.
             length = _AROUND_BYTES << min(times, _DOUBLED_MAX)
             start = wrong[0] - wrong[0] % _AROUND_BYTES
             self._files.bring([ByteRange(name, start, min(size, max(wrong[1], start + length)))])

@@ -3,24 +3,24 @@
 ::
 
     generations/<id>/
-        generation                its tables, files, and what it replaces: `holdfast.backends.rocksdb.generation_file`
-        000012.sst, …             sorted rows; those that the generation before has, too, are the same files
-        MANIFEST-000005, CURRENT  RocksDB's list of these
+        generation                its tables, files and origin: `holdfast.backends.rocksdb.generation_file`
+        000012.sst, …             sorted rows; files that did not change are shared with the previous generation
+        MANIFEST-000005, CURRENT  RocksDB's list of these files
         rocksdict-config.json     a link to /dev/null: rocksdict writes this file whenever it opens a database
 
-Nobody writes to it once it is published, so any process opens it read-only.
+A published generation is never written to, so any process can open it read-only.
 
-A worker serves many shards, each for one call in every micro-batch, and opening a database takes milliseconds: so what
-it has opened stays open for the next one (`OpenGenerations`).
+A worker serves many shards, with one call per shard and micro-batch, and opening a database takes milliseconds. So
+databases stay open between calls (`OpenGenerations`).
 
 Invariants
 ----------
-* **the same folder**: a generation is found by the inode of its folder, which is locked by whoever reads it.
-* **bounded**: `MOST_OPEN` databases, the most recently used ones, with a quarter of the process's descriptors for their
-  tables; and one block cache. What all processes of an executor may have in caches is shared out evenly: each has a
-  folder below ``rocksdb-readers``, locked as long as the process lives, whose name gives the process's share. A
-  process takes only what the others leave.
-* **let go**: a removed generation is closed by the next call; a forked process begins with none.
+* **the same folder**: a generation is found by the inode of its folder, which readers lock.
+* **bounded**: a process keeps the `MOST_OPEN` most recently used databases, whose tables use at most a quarter of its
+  descriptors, and one block cache. An executor's cache budget is divided evenly among its processes: each has a folder
+  below ``rocksdb-readers``, locked while the process lives, whose name gives its share. A process takes only what the
+  others leave.
+* **let go**: the next call closes a removed generation; a forked process begins with no open generations.
 """
 
 from __future__ import annotations
@@ -56,25 +56,25 @@ from holdfast.backends.run import Run
 from holdfast.backends.schema import Keys, TableSchema, find_table
 from holdfast.errors import ClosedError, NotFoundError
 
-#: A scan beats seeking prefixes while it meets at most this many rows for each.
+#: A scan beats seeking each prefix if it reads at most this many rows per prefix.
 SCAN_ROWS_PER_PREFIX = 10
-# Up to this many keys are read one by one.
+# Up to this many keys are read by point reads.
 _SPARSE_KEYS = 64
-#: What rocksdict writes beside the data; never read, because options are passed on opening.
+#: A file that rocksdict writes next to the data; never read, because options are passed on opening.
 SETTINGS = "rocksdict-config.json"
-NOT_WHOLE = "it is missing, or its bytes are not those that were written"
+NOT_WHOLE = "the file is missing, or its bytes have changed since it was written"
 _T = TypeVar("_T")
 READERS = "rocksdb-readers"
-#: RocksDB's own objects take half a MiB for each.
+#: RocksDB's own objects take half a MiB per open database.
 MOST_OPEN = 64
-# The share of the process's limit on descriptors.
+# Tables use at most 1/4 of the process's limit on descriptors.
 _SHARE = 4
-# RocksDB cuts a cache into parts when it is made, by its size.
+# RocksDB splits a cache into shards when it creates it, by its initial size.
 _NEW_CACHE_BYTES = 4 << 20
 
 
 class GenerationView(View):
-    """The rows of a generation. Raises `SchemaMismatchError` if it holds other tables than the shard's."""
+    """A view of a generation. Raises `SchemaMismatchError` if its tables do not match the shard's."""
 
     def __init__(self, folder: Path, database: Rdict, file: GenerationFile, tables: Mapping[str, TableSchema]) -> None:
         file.require(tables, folder)
@@ -84,7 +84,7 @@ class GenerationView(View):
 
     @property
     def properties(self) -> Mapping[str, Any]:
-        """None: a version's properties are in its own file."""
+        """Always empty: properties are kept in the version file."""
         return {}
 
     def get(self, table: str, keys: Keys) -> Found:
@@ -145,7 +145,7 @@ class GenerationView(View):
         return self._seek(schema, stored, sorted(set(to_list(encoded))))
 
     def _is_dense(self, stored: StoredTable, prefixes: Keys) -> bool:
-        """Tell whether one scan from the first to the last prefix costs less than seeking each."""
+        """Return whether one scan from the first to the last prefix costs less than seeking each prefix."""
         first, last = int(prefixes.hashes.min()), int(prefixes.hashes.max())
         rows_per_hash = self._read(lambda database: reads.density(database, stored.id, first, last))
         return rows_per_hash * (last - first + 1) <= SCAN_ROWS_PER_PREFIX * len(prefixes)
@@ -181,13 +181,13 @@ class GenerationView(View):
         return self._database
 
     def _table(self, table: str) -> tuple[TableSchema, StoredTable | None]:
-        """Return a table's schema, and how it is stored if it was ever written."""
+        """Return a table's schema, and its stored form if the table was ever written."""
         self._open()
         return find_table(self._tables, table), self._file.tables.get(table)
 
 
 def keep_unwritten(folder: Path) -> None:
-    """Discard the file that rocksdict writes whenever it opens a database."""
+    """Redirect the file that rocksdict writes on opening a database to /dev/null."""
     with writing(folder):
         (folder / SETTINGS).symlink_to(os.devnull)
 
@@ -202,7 +202,7 @@ def note_file(path: Path) -> DatabaseFile:
 
 
 def broken_file(folder: Path, files: Mapping[str, DatabaseFile]) -> Path | None:
-    """Read a database's files; return the first that has changed, or None."""
+    """Read a database's files; return the first file that has changed, or None."""
     for name, noted in sorted(files.items()):
         try:
             if note_file(folder / name) == noted:
@@ -214,14 +214,14 @@ def broken_file(folder: Path, files: Mapping[str, DatabaseFile]) -> Path | None:
 
 
 def require_whole(folder: Path, files: Mapping[str, DatabaseFile]) -> None:
-    """Read files of a database; raise `CorruptionError` if one has changed."""
+    """Read `files` of a database; raise `CorruptionError` if one has changed."""
     broken = broken_file(folder, files)
     if broken is not None:
         raise damaged(broken, NOT_WHOLE)
 
 
 class OpenGeneration(NamedTuple):
-    """A generation that is open for reading."""
+    """A generation opened for reading."""
 
     folder: Path
     database: Rdict
@@ -229,7 +229,7 @@ class OpenGeneration(NamedTuple):
 
 
 class CacheShare:
-    """One process's share of an executor's block caches; `home` has a folder ``<name>.<share>`` for each process."""
+    """One process's share of an executor's cache budget; `home` has a folder ``<name>.<share>`` per process."""
 
     def __init__(self, home: Path, name: str) -> None:
         self._home, self._name = home, name
@@ -240,9 +240,9 @@ class CacheShare:
         self.cache.set_capacity(0)
 
     def share_out(self, budget_bytes: int) -> None:
-        """Take an equal share of a budget, at most what others leave. Cost: one listing while processes stay the same.
+        """Take an equal share of a budget, or what others leave of it. Cost: one listing if no process came or went.
 
-        If another process is doing the same, leave it to the next call.
+        If another process is doing the same, wait for the next call.
         """
         if self._seen == (budget_bytes, list_folder(self._home)):
             return
@@ -258,7 +258,7 @@ class CacheShare:
     def _take(self, size_bytes: int) -> None:
         if size_bytes != self.size_bytes:
             path = self._home / f"{self._name}.{size_bytes}"
-            with writing(path), suppress(FileNotFoundError):  # a cleaner was here: see `is_counted`
+            with writing(path), suppress(FileNotFoundError):  # removed by a cleaner: see `is_counted`
                 os.rename(self.folder, path)
                 self.folder, self.size_bytes = path, size_bytes
                 self.cache.set_capacity(size_bytes)
@@ -272,7 +272,7 @@ class CacheShare:
         return not is_left
 
     def is_counted(self) -> bool:
-        """Whether the other processes count this one; a cleaner may have removed its folder."""
+        """Return whether other processes count this process; a cleaner may have removed its folder."""
         return self.folder.is_dir()
 
     def close(self) -> None:
@@ -281,10 +281,10 @@ class CacheShare:
 
 
 class OpenGenerations:
-    """The generations that this process has open; safe for many threads."""
+    """The generations that this process keeps open; safe for many threads."""
 
     def __init__(self) -> None:
-        # A forked process must not close what it inherits: RocksDB's threads are the parent's.
+        # A forked process must not close inherited databases: their threads exist only in the parent.
         self._inherited: list[object] = []
         self._begin()
 
@@ -301,7 +301,7 @@ class OpenGenerations:
     def open(
         self, folder: Path, executor_directory: Path, cache_bytes: int, new_id: Callable[[], str]
     ) -> OpenGeneration:
-        """Return the generation in a folder, opened if it is not; the caller has locked the folder."""
+        """Return the generation in a folder, opening it if necessary; the caller must have locked the folder."""
         with reading(folder):
             found = os.stat(folder)
         place = found.st_dev, found.st_ino
@@ -312,7 +312,7 @@ class OpenGenerations:
                 self._open.move_to_end(place)
                 return known
         file = GenerationFile.read(folder)
-        require_whole(folder, file.lists)  # RocksDB takes one that was cut for an older one
+        require_whole(folder, file.lists)  # RocksDB takes a truncated manifest for an older one
         with rocksdb_errors(folder):
             database = open_rocksdb(folder, reader_options(share.cache), read_only=True)
         opened = OpenGeneration(folder, database, file)
@@ -323,7 +323,7 @@ class OpenGenerations:
         return opened
 
     def _shared(self, readers: Path, cache_bytes: int, new_id: Callable[[], str]) -> CacheShare:
-        """Return this process's part of the cache of an executor."""
+        """Return this process's share of an executor's cache budget."""
         share = self._shares.get(readers)
         if share is None or not share.is_counted():
             for gone in [path for path, other in self._shares.items() if not other.is_counted()]:
@@ -333,11 +333,11 @@ class OpenGenerations:
         return share
 
     def let_go(self) -> None:
-        """Close removed generations; open readers keep theirs."""
+        """Close removed generations; open views keep theirs."""
         with self._lock:
             gone = [place for place, opened in self._open.items() if not _is_at(place, opened.folder)]
             unused = [self._open.pop(place) for place in gone]
-        del unused  # here: closing a database takes a while
+        del unused  # outside the lock, since closing a database takes a while
 
     def close(self, folder: Path) -> None:
         with self._lock:
@@ -359,6 +359,6 @@ def _is_at(place: tuple[int, int], folder: Path) -> bool:
     return place == (found.st_dev, found.st_ino)
 
 
-#: Those of this process.
+#: The open generations of this process.
 OPEN = OpenGenerations()
 os.register_at_fork(after_in_child=OPEN.forget)

@@ -1,15 +1,15 @@
-"""The file beside a generation's database: its tables, its files, and which runs were moved into it.
+"""The file that describes a generation's database: its tables, its files, and the runs that were moved into it.
 
 ::
 
-    generation   a stored file (`holdfast.backends.stored_file`) of kind "generation", its header:
+    generation   a stored file (`holdfast.backends.stored_file`) of kind "generation", with the header:
                  rows       format of keys and values (`holdfast.backends.rocksdb.codec.keys`, `rows`)
                  tables     by name: id (the first byte of each key), key schema, and the value schemas that its rows
-                            were written with, of which each row names one by its number (Arrow IPC, base64)
-                 counts     about how many rows, by table
+                            were written with (Arrow IPC, base64); each row begins with the number of its schema
+                 counts     estimated number of rows, by table
                  files      by name: size and digest of each file of the database
-                 base       the generation that this one was made from, or null
-                 moved      by table: the runs, oldest first, that were moved into it from right above that
+                 base       the generation that this generation was made from, or null
+                 moved      by table: the runs, oldest first, directly above `base`, that were moved into it
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ GENERATION, TABLE_FILE = "generation", ".sst"
 #: Version of the layout of rows.
 ROWS_FORMAT = 1
 _TABLE_IDS_MAX = 254  # the first byte of a key; 255 bounds the tables
-#: Value schemas of a table: their number is the first byte of a row.
+#: Value schemas per table; a row begins with its schema's number, one byte.
 SCHEMAS_MAX = 255
-#: Files that a process remembers.
+#: Generation files that a process caches.
 MOST_KNOWN = 256
 _FILE_NAME = re.compile(r"[0-9]{1,20}\.sst|MANIFEST-[0-9]{1,20}|CURRENT")
 
 
 @dataclass(frozen=True)
 class StoredTable:
-    """A table that was written."""
+    """A table that the database stores."""
 
     id: int  #: The first byte of its keys
     key: pa.Schema
-    #: The value columns of its rows: a row that begins with the number n has the n-th ones. Numbers begin at 1.
+    #: The value schemas of its rows: a row that begins with n has the n-th schema. Numbers begin at 1.
     values: tuple[pa.Schema, ...]
 
     @cached_property
@@ -58,7 +58,7 @@ class StoredTable:
         return {"id": self.id, "key": encode_schema(self.key), "values": values}
 
     def with_values(self, values: pa.Schema) -> StoredTable:
-        """Return the table with these value columns registered under a number."""
+        """Return the table with a number for these value columns."""
         if values in self.values:
             return self
         if len(self.values) == SCHEMAS_MAX:
@@ -69,12 +69,12 @@ class StoredTable:
         return replace(self, values=(*self.values, values))
 
     def number_of(self, values: pa.Schema) -> int:
-        """Return the number of value columns that the table has."""
+        """Return the number of these value columns, which the table must have."""
         return 1 + self.values.index(values)
 
     @classmethod
     def decode(cls, table: Mapping[str, Any]) -> StoredTable:
-        """Return the table that a header describes."""
+        """Decode a table's entry in a header."""
         values = tuple(decode_schema(text) for text in table["values"])
         if not 0 < len(values) <= SCHEMAS_MAX:
             raise ValueError("not the value schemas of a table")
@@ -84,7 +84,7 @@ class StoredTable:
 
 
 class DatabaseFile(NamedTuple):
-    """A file of the database, which never changes."""
+    """A file of the database; it never changes."""
 
     size_bytes: int
     digest: str  #: XXH3-128 of its bytes
@@ -92,7 +92,7 @@ class DatabaseFile(NamedTuple):
 
 @dataclass(frozen=True)
 class GenerationFile:
-    """A generation file's content."""
+    """The content of a generation file."""
 
     tables: Mapping[str, StoredTable] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class GenerationFile:
         return {name: file for name, file in self.files.items() if not name.endswith(TABLE_FILE)}
 
     def with_tables(self, schemas: Iterable[TableSchema]) -> Self:
-        """Return it with `schemas` added, so that their rows can be written."""
+        """Return the content with `schemas` added, so that their rows can be written."""
         tables = dict(self.tables)
         for schema in schemas:
             table = tables.get(schema.name)
@@ -118,20 +118,20 @@ class GenerationFile:
         return replace(self, tables=tables)
 
     def require(self, held: Mapping[str, TableSchema], source: Path) -> None:
-        """Check that the stored tables can be read as those of the shard. Raises `SchemaMismatchError`."""
+        """Check that the stored tables can be read as the shard's tables. Raises `SchemaMismatchError`."""
         require_declared(self.tables, held)
         for name, stored in self.tables.items():
             for values in stored.values:
                 require_readable(TableSchema(name, stored.key, values), held[name], source=str(source))
 
     def replaces(self, version: VersionFile) -> bool:
-        """Tell whether this generation was made from the bottom of a version."""
+        """Return whether this generation can replace the bottom of a version."""
         return version.generation == self.base and all(
             [file.id for file in version.stacks.get(table, [])[: len(ids)]] == ids for table, ids in self.moved.items()
         )
 
     def below(self, version: VersionFile, name: str) -> VersionFile:
-        """Return the version with this generation, called `name`, in place of what it replaces."""
+        """Return the version with this generation, called `name`, in place of the runs it replaces."""
         stacks = {table: files[len(self.moved.get(table, [])) :] for table, files in version.stacks.items()}
         return replace(version, stacks={table: files for table, files in stacks.items() if files}, generation=name)
 
@@ -153,13 +153,13 @@ class GenerationFile:
         header = local_files.read_header(path, GENERATION)
         try:
             if header["rows"] != ROWS_FORMAT:
-                raise ValueError("rows of another format")
+                raise ValueError("the rows have a different format")
             tables = {name: StoredTable.decode(table) for name, table in header["tables"].items()}
             if len({table.id for table in tables.values()}) != len(tables):
-                raise ValueError("two tables have one id")
+                raise ValueError("two tables share an id")
             files = {name: DatabaseFile(*file) for name, file in header["files"].items()}
             if not all(_FILE_NAME.fullmatch(name) for name in files):
-                raise ValueError("a file that no database has")
+                raise ValueError("a file name that RocksDB does not use")
             moved = {table: [str(run_id) for run_id in ids] for table, ids in header["moved"].items()}
             return cls(tables, dict(header["counts"]), files, header["base"], moved)
         except (KeyError, TypeError, ValueError, AttributeError, OSError, pa.ArrowException) as exc:
@@ -167,7 +167,7 @@ class GenerationFile:
 
 
 def known_generation(folder: Path) -> GenerationFile:
-    """Return a generation's file, read once per process and again whenever it changes."""
+    """Return a generation's file; it is read once per process, and again when it changes."""
     path = folder / GENERATION
     with local_files.reading(path):
         found = os.stat(path)

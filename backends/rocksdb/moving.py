@@ -1,14 +1,14 @@
-"""Making the next generation: the runs at the bottom of a version, moved into the database below them.
+"""Makes the next generation by moving the bottom runs of a version into the database below them.
 
 ::
 
     generation 7c…                   staging/<id>/                               generations/e1…/
-    000012.sst  ── a link ─────────▶ 000012.sst ┐
-    MANIFEST    ── a copy ─────────▶ MANIFEST   ├─ ingest, merge tables ─ note ─▶ 000012.sst, 000015.sst, generation
+    000012.sst  ── hard link ──────▶ 000012.sst ┐
+    MANIFEST    ── copy ───────────▶ MANIFEST   ├─ ingest, merge, record ───────▶ 000012.sst, 000015.sst, generation
     runs aa, bb ── sorted tables ──▶ moved-0    ┘                    one rename
 
-The previous generation does not change, and the next one appears only with the rename: a process that is
-killed leaves a folder below ``staging``.
+The previous generation does not change, and the next generation appears only with the rename: a killed process leaves
+a folder below ``staging``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from holdfast.errors import InvalidArgumentError, UnavailableError
 
 #: Bytes converted to Python objects at a time, in at most `CHUNK_KEYS` rows.
 CHUNK_BYTES = 4 << 20
-#: Bytes of a row's columns, and of its key or value in RocksDB.
+#: Limit on a row's columns, and on its key or value in RocksDB.
 ROW_BYTES_MAX = 2**31 - (1 << 20)
 _LOOK_EVERY_MS = 5
 
@@ -54,11 +54,11 @@ def make_generation(
     tables: Mapping[str, TableSchema],
     compression: str,
 ) -> None:
-    """Make the next generation in a staged folder, from `base`, if any, and `moved` runs by table, oldest first.
+    """Make the next generation in a staged folder from an optional `base` and, by table, runs `moved`, oldest first.
 
     Raises `CorruptionError` if `base` is damaged, `UnavailableError` if local storage fails, `InvalidArgumentError` if
-    a row is too large. Cost: about 1 µs a row moved, and merging tables. Memory: a few times what a merge reads at a
-    time.
+    a row is too large. Cost: about 1 µs per moved row, plus RocksDB's merges. Memory: a few times the stretch that a
+    merge reads at a time.
     """
     if base is not None:
         _copy(base, file, staged)
@@ -82,7 +82,7 @@ def make_generation(
 
 
 def _copy(base: Path, file: GenerationFile, staged: StagedFolder) -> None:
-    """Start from a generation's files: share the tables, copy RocksDB's list of them."""
+    """Link a generation's tables into the staged folder, and copy RocksDB's lists of them."""
     for name in file.files:
         if name.endswith(TABLE_FILE):
             staged.link(base / name)
@@ -92,7 +92,7 @@ def _copy(base: Path, file: GenerationFile, staged: StagedFolder) -> None:
 
 
 def _finish(staged: StagedFolder, file: GenerationFile, live: set[str]) -> None:
-    """Remove foreign files, make the rest private, and note them."""
+    """Remove files that the database does not use, make the rest private, and record them."""
     with reading(staged.path / "CURRENT"):
         manifest = (staged.path / "CURRENT").read_text().strip()
     names = {*live, manifest, "CURRENT"}
@@ -113,17 +113,17 @@ def _wait_for_merges(database: Rdict, path: Path) -> None:
 
     while number("compaction-pending") or number("num-running-compactions"):
         if number("background-errors"):
-            raise UnavailableError(f"RocksDB cannot merge its tables at {path}: no space left, or the disk fails")
+            raise UnavailableError(f"RocksDB cannot merge its tables at {path}: the disk is full or failing")
         clock.sleep_ms(_LOOK_EVERY_MS)
 
 
 def _merged(runs: Sequence[Run], schema: TableSchema, *, is_first: bool) -> Iterator[Run]:
-    """Merge runs; deletes are kept only above older rows."""
+    """Merge runs; keep deletes only if older rows lie below."""
     return (run.projected(schema) for run in merge_in_stretches(runs, drop_deletes=is_first))
 
 
 def _write_tables(folder: Path, options: Options, file: GenerationFile, rows: Mapping[str, Iterator[Run]]) -> list[str]:
-    """Write ascending rows as sorted tables without overlap; return their paths."""
+    """Write ascending rows as sorted tables that do not overlap; return their paths."""
     paths: list[str] = []
     writer: SstFileWriter | None = None
     for name in sorted(rows, key=lambda name: file.tables[name].id):
@@ -147,7 +147,7 @@ def _write_tables(folder: Path, options: Options, file: GenerationFile, rows: Ma
 
 
 def _encoded(table: StoredTable, run: Run) -> Iterator[tuple[list[bytes], list[bytes | None]]]:
-    """Yield the rows of a run as RocksDB has them, in the order of their keys; None is a delete."""
+    """Yield the rows of a run encoded for RocksDB, in key order; a None value is a delete."""
     head = bytes([table.number_of(run.schema.value)])
     order = _order_of_keys(table, run)
     for start in range(0, len(run), rows := _rows_of_chunk(run)):
@@ -169,7 +169,7 @@ def _rows_of_chunk(run: Run) -> int:
 
 
 def _order_of_keys(table: StoredTable, run: Run) -> np.ndarray | None:
-    """Return the order of the rows by their keys in RocksDB; None if already sorted, as most are."""
+    """Return the order that sorts the rows by RocksDB key; None if they are sorted already, as most runs are."""
     if (run.hashes[1:] != run.hashes[:-1]).all():
         return None
     order: np.ndarray = pc.sort_indices(encode_keys(table.id, run.hashes, run.keys)).to_numpy()
@@ -179,8 +179,8 @@ def _order_of_keys(table: StoredTable, run: Run) -> np.ndarray | None:
 def _require_fitting(longest_bytes: int) -> None:
     if longest_bytes > ROW_BYTES_MAX:
         raise InvalidArgumentError(
-            "a row of state is larger than the backend 'rocksdb' takes: keep less under one key, or use the backend "
-            "'filesystem'",
+            "a row of state is larger than the backend 'rocksdb' can store: keep less state per key, or use the "
+            "backend 'filesystem'",
             size_bytes=longest_bytes,
             limit_bytes=ROW_BYTES_MAX,
         )

@@ -1,18 +1,17 @@
-"""The options of the `rocksdb` backend, and how its databases are opened.
+"""Options of the `rocksdb` backend and of its databases.
 
 Set as ``spark.holdfast.rocksdb.<option>``:
 
 =================  =========  ==========================================================================
 option             default    meaning
 =================  =========  ==========================================================================
-memory             512m       what an executor gives to state, an equal part to each of its shards: to runs that
-                              are not moved into databases yet, beside those of the last micro-batches; once the
-                              shard has a database, half to these, half to the block caches of all processes; 16m
-                              at least
-compression        lz4        none, lz4; zstd: lz4, and zstd at the bottom level, smaller by 7 %, slower
+memory             512m       an executor's memory for state, divided evenly among its shards. A shard uses it for
+                              runs not yet moved into its database, besides those of the last micro-batches; once
+                              it has a database, half goes to the block caches of all processes. At least 16m
+compression        lz4        none; lz4; or zstd, which uses zstd at the bottom level: 7 % smaller, slower
 =================  =========  ==========================================================================
 
-Everything else is fixed: docs/decisions/0009-rocksdb.md has the figures.
+Everything else is fixed: docs/decisions/0009-rocksdb.md gives the figures.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ from holdfast.errors import InvalidArgumentError
 _COMPRESSIONS = ("none", "lz4", "zstd")
 MEMORY_BYTES_MIN = 16 << 20
 _BLOCK_BYTES, _BLOOM_BITS = 4 << 10, 10
-#: Size of an index or a filter that is held by itself.
+#: Size of one partition of an index or a filter.
 _INDEX_PART_BYTES = 16 << 10
-#: Of a table file.
+#: Size of a table file.
 TABLE_BYTES = 64 << 20
-#: Files that a reader keeps open of one database.
+#: Files that a reader keeps open per database.
 OPEN_FILES = 64
 _BACKGROUND_JOBS = 2
 _FROZEN_CACHE_BYTES = 8 << 20
@@ -68,12 +67,12 @@ class RocksDBOptions:
 
     @classmethod
     def of(cls, name: str, options: Mapping[str, str]) -> RocksDBOptions:
-        """Read the options of a backend that is registered as `name`. Raises `InvalidArgumentError`."""
+        """Parse the options of a backend registered as `name`. Raises `InvalidArgumentError`."""
         values = parse_options(name, _KNOWN, options)
         found = cls(values.get("memory", cls.memory_bytes), values.get("compression", cls.compression))
         if found.memory_bytes < MEMORY_BYTES_MIN:
             raise InvalidArgumentError(
-                f"spark.holdfast.{name}.memory is too small: it is for all shards and processes of an executor; set it "
+                f"spark.holdfast.{name}.memory is too small: all shards and processes of an executor share it; set it "
                 f"to {MEMORY_BYTES_MIN >> 20}m or more",
                 memory=values["memory"],
             )
@@ -87,12 +86,12 @@ def reader_options(cache: Cache) -> Options:
     blocks.set_cache_index_and_filter_blocks(True)
     found = _options(blocks)
     found.set_max_open_files(OPEN_FILES)
-    found.set_db_log_dir(os.devnull)  # no log: a reader writes nothing into a database
+    found.set_db_log_dir(os.devnull)  # no log: a reader must not write into a database's folder
     return found
 
 
 def frozen_options() -> Options:
-    """Return the options for reading a frozen database: tables are opened before they are fetched."""
+    """Return the options for reading a frozen database, whose tables are opened before they are fetched."""
     found = reader_options(Cache(_FROZEN_CACHE_BYTES))
     found.set_paranoid_checks(False)
     found.set_skip_stats_update_on_db_open(True)
@@ -103,8 +102,8 @@ def writer_options(compression: str) -> Options:
     """Return the options for writing and merging tables."""
     blocks = _blocks()
     blocks.disable_cache()  # each block is read once
-    # In parts: the cache is many small ones, and two whole filters of large files, a megabyte each, would evict each
-    # other.
+    # Partitioned: RocksDB's cache consists of many small shards, in which two whole filters of large files, a megabyte
+    # each, would evict each other.
     blocks.set_index_type(BlockBasedIndexType.two_level_index_search())
     blocks.set_partition_filters(True)
     blocks.set_metadata_block_size(_INDEX_PART_BYTES)
@@ -130,7 +129,7 @@ def _blocks() -> BlockBasedOptions:
 
 
 def _options(blocks: BlockBasedOptions) -> Options:
-    """Return the common options; always raw mode: the other unpickles what it reads."""
+    """Return the common options, in raw mode: rocksdict's other mode unpickles what it reads."""
     found = Options(raw_mode=True)
     found.set_block_based_table_factory(blocks)
     found.set_stats_dump_period_sec(0)
@@ -138,6 +137,6 @@ def _options(blocks: BlockBasedOptions) -> Options:
 
 
 def open_rocksdb(path: Path, options: Options, *, read_only: bool = False) -> Rdict:
-    """Open a database with exactly these options; rocksdict prefers a column family's stored ones."""
+    """Open a database with exactly these options; by default rocksdict prefers a column family's stored options."""
     access = AccessType.read_only() if read_only else AccessType.read_write()
     return Rdict(str(path), options, {"default": options}, access)

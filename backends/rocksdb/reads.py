@@ -1,9 +1,9 @@
-"""Reads rows of an immutable database: look-ups by point reads or one ordered scan, and verified ends of ranges.
+"""Reads rows of an immutable database, by point reads or by an ordered scan whose end is verified.
 
-Two facts of rocksdict shape this module:
+Two properties of rocksdict shape this module:
 
-* Reading a list of keys lets other threads run meanwhile; iterators do not.
-* An iterator that meets a damaged block ends as if its range had ended; so every end is checked.
+* Reading a list of keys releases the GIL; iterators hold it.
+* An iterator that meets a damaged block ends as if its range had ended, so every end is checked.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from holdfast.backends.rocksdb.codec.keys import KEY_HEADER_BYTES, decode_keys
 from holdfast.backends.rocksdb.codec.rows import decode_numbered
 from holdfast.backends.run import Run, TableSchema
 
-#: Keys of one read.
+#: Keys per read.
 CHUNK_KEYS = 8192
-#: Rows of one run of a scan, and the bytes that end a run earlier.
+#: Limits on the rows and bytes of one run of a scan.
 RUN_ROWS, RUN_BYTES = 65536, 32 << 20
-#: Rows of the first run of a scan; each further one has `RUN_GROWTH` times as many, up to `RUN_ROWS`.
+#: Rows in the first run of a scan; each later run has `RUN_GROWTH` times as many, up to `RUN_ROWS`.
 FIRST_RUN_ROWS, RUN_GROWTH = 16, 16
-#: A scan beats point reads while it meets at most this many rows per wanted key.
+#: A scan beats point reads if it reads at most this many rows per wanted key.
 SCAN_ROWS_PER_KEY = 3.3
 _SAMPLE_ROWS = 256
-#: Rows to estimate a table's size from, and the factor if most of them share a hash.
+#: Sample size to estimate a table's rows, and the factor to enlarge it by if most sampled rows share a hash.
 COUNTED_ROWS, FURTHER = 1024, 16
-# Hashes are spread evenly if samples differ by less than this factor.
+# Hashes count as evenly spread if samples differ by less than this factor.
 _EVEN = 1.5
 
 
 class EncodedRows(NamedTuple):
-    """Rows in the order of their keys."""
+    """Rows in key order."""
 
     keys: list[bytes]
     values: list[bytes]
-    rest: bytes | None  #: Where the range goes on; None if it has no more rows
+    rest: bytes | None  #: The key at which the range continues; None if it has no more rows
 
 
 def read_rows(
     database: Rdict, start: bytes, end: bytes, most: int | None = None, *, fill_cache: bool = True
 ) -> EncodedRows:
-    """Return the first rows of a range of keys: about `most`, and at most one run's worth."""
+    """Return the first rows of a key range: at most `most`, and at most one run's worth."""
     keys: list[bytes] = []
     values: list[bytes] = []
     size = 0
@@ -65,7 +65,7 @@ def read_rows(
 
 
 def _rest(database: Rdict, start: bytes, end: bytes, keys: list[bytes]) -> bytes | None:
-    """Return where a range continues after `keys`: an iterator may end early, at a damaged block."""
+    """Return the key at which a range continues after `keys`; raises if the iterator ended at a damaged block."""
     rest = keys[-1] + b"\0" if keys else start
     following = database.iter(_below(end))
     following.seek(rest)
@@ -76,7 +76,7 @@ def _rest(database: Rdict, start: bytes, end: bytes, keys: list[bytes]) -> bytes
 
 
 def key_range(table_id: int, first_hash: int, last_hash: int) -> tuple[bytes, bytes]:
-    """Return the first key of a table's range of hashes, and the key just past its end."""
+    """Return the first key of a table's hash range, and the key just past its end."""
     table, next_table = bytes([table_id]), bytes([table_id + 1])
     end = next_table if last_hash == MAX_HASH else table + (last_hash + 1).to_bytes(8, "big")
     return table + first_hash.to_bytes(8, "big"), end
@@ -100,7 +100,7 @@ def get_rows(
 
 
 def density(database: Rdict, table_id: int, first_hash: int, last_hash: int) -> float:
-    """Return how many rows there are for each hash in the range, from a sample; hashes are spread evenly."""
+    """Return the number of rows per hash in a range, from a sample; assumes that hashes are evenly spread."""
     start, end = key_range(table_id, first_hash, last_hash)
     sample = _keys(database, start, end, _SAMPLE_ROWS)
     if len(sample) < _SAMPLE_ROWS:
@@ -111,9 +111,9 @@ def density(database: Rdict, table_id: int, first_hash: int, last_hash: int) -> 
 def read_prefixed(
     database: Rdict, table_id: int, prefixes: list[bytes], start: bytes | None
 ) -> tuple[EncodedRows, int]:
-    """Return a run's worth of rows with one of ascending `prefixes`, and how many prefixes are complete.
+    """Return a run's worth of rows with one of `prefixes`, which ascend, and the number of completed prefixes.
 
-    `start`: where the first one continues, from the previous `EncodedRows.rest`.
+    `start` is the key at which the first prefix continues: the previous `EncodedRows.rest`.
     """
     start = start or prefixes[0]
     keys: list[bytes] = []
@@ -136,9 +136,9 @@ def read_prefixed(
 
 
 def estimate_counts(database: Rdict, table_ids: Mapping[str, int]) -> dict[str, int]:
-    """Return about how many rows each table has, by name; exact for up to `COUNTED_ROWS`.
+    """Estimate the number of rows by table name; exact for up to `COUNTED_ROWS`.
 
-    Tables whose hashes are not spread evenly, as those in the order of time, share what the others leave of all rows.
+    Tables whose hashes are not evenly spread, such as time-ordered tables, share the rows left over by other tables.
     """
     found = {name: _estimate_rows(database, table_id) for name, table_id in table_ids.items()}
     counts = {name: rows for name, rows in found.items() if rows is not None}
@@ -147,7 +147,7 @@ def estimate_counts(database: Rdict, table_ids: Mapping[str, int]) -> dict[str, 
 
 
 def _estimate_rows(database: Rdict, table_id: int) -> int | None:
-    """Return about how many rows a table has, from samples at its begin and middle; None if these differ much."""
+    """Estimate a table's rows from samples at its beginning and middle; None if the samples differ too much."""
     start, end = key_range(table_id, 0, MAX_HASH)
     most = COUNTED_ROWS
     sample = _keys(database, start, end, most)
@@ -171,12 +171,12 @@ def _estimate_rows(database: Rdict, table_id: int) -> int | None:
 
 
 def _rows_per_hash(sample: list[bytes]) -> float:
-    """Return the rows for each hash of ascending keys, without those of the last hash, which may be cut off."""
+    """Return the number of rows per hash of ascending keys, without the last hash, whose rows may be incomplete."""
     return _whole(sample) / max(1, _hash(sample[-1]) - _hash(sample[0])) if sample else 0.0
 
 
 def scanned(read: Callable[[bytes, bytes, int], tuple[Run, bytes | None]], start: bytes, end: bytes) -> Iterator[Run]:
-    """Yield the rows of a range of keys, few at first; `read` returns about one run, and where to continue."""
+    """Yield a key range in runs that start small and grow; `read` returns one run and the key to resume at."""
     rest: bytes | None = start
     most = FIRST_RUN_ROWS
     while rest is not None:
@@ -187,7 +187,7 @@ def scanned(read: Callable[[bytes, bytes, int], tuple[Run, bytes | None]], start
 
 
 def run_of(schema: TableSchema, rows: EncodedRows, stored: Sequence[pa.Schema]) -> Run:
-    """Return rows of one table as a run; `stored` are the value schemas that its rows were written with."""
+    """Decode rows of one table into a run; `stored` are the value schemas that the rows were written with."""
     hashes, keys = decode_keys(pa.array(rows.keys, pa.large_binary()), schema.key)
     values = decode_numbered(pa.array(rows.values, pa.large_binary()), stored, schema.value)
     columns = [pa.array(hashes), pa.array(np.zeros(len(hashes), np.bool_)), *keys.columns, *values.columns]
@@ -195,18 +195,18 @@ def run_of(schema: TableSchema, rows: EncodedRows, stored: Sequence[pa.Schema]) 
 
 
 def to_list(rows: pa.LargeBinaryArray) -> list[bytes]:
-    """Return binary rows as the objects that rocksdict takes."""
+    """Return binary rows as `bytes` objects for rocksdict."""
     return rows.to_pylist()
 
 
 def _keys(database: Rdict, start: bytes, end: bytes, most: int) -> list[bytes]:
-    """Return the first keys of a range; fewer than `most` mean its end, or damage."""
+    """Return the first keys of a range; fewer than `most` mean the end of the range, or damage."""
     options = _below(end, fill_cache=False)
     return list(islice(database.keys(from_key=start, read_opt=options), most))  # type: ignore[arg-type]
 
 
 def _whole(keys: list[bytes]) -> int:
-    """Return how many ascending keys precede the last hash."""
+    """Return how many of the ascending keys precede the last hash."""
     return bisect_left(keys, keys[-1][:KEY_HEADER_BYTES])
 
 

@@ -1,1 +1,1 @@
-"""Typed columns as the bytes of RocksDB's keys and values, and back."""
+"""Encodes typed columns as the bytes of RocksDB's keys and values, and decodes them."""

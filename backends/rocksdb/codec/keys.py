@@ -1,18 +1,18 @@
-"""Keys of RocksDB: the key columns of a state table as bytes that sort like the values, and back.
+"""Keys in RocksDB: encodes key columns of a state table as bytes that sort like the values, and decodes them.
 
-A key is compared byte by byte, and its first columns are a prefix of the whole. It is made of the leaves of its columns
-(`holdfast.backends.rocksdb.codec.rows` defines leaves and their segments)::
+Keys are compared byte by byte, and a key's first columns encode to a prefix of it. A key consists of the leaves of its
+columns (`holdfast.backends.rocksdb.codec.rows` defines leaves and their segments)::
 
     table id ‖ hash, big endian ‖ for each leaf: 00 if null, else 01 ‖ fixed bytes ‖ each segment, escaped, and 00
 
 Invariants
 ----------
-* **exact**: what is decoded equals what was encoded.
-* **injective**: different keys have different bytes and none is the beginning of another, as a segment holds no
-  00 of its own: 00 is written 01 01, and 01 is written 01 02, which keeps the order.
-* **ordered**: for every leaf but lists and maps, the order of bytes is that of values, nulls first. Fixed bytes are big
-  endian; the sign bit is flipped, and of negative floats all others too.
-* **bounded**: bytes of any content either decode into columns that can be read without harm or are a `CorruptionError`.
+* **exact**: decoding returns exactly what was encoded.
+* **injective**: different keys have different bytes and no key is a prefix of another, because segments contain no 00:
+  00 is escaped as 01 01, and 01 as 01 02, which preserves the order.
+* **ordered**: for every leaf except lists and maps, bytes sort like values, nulls first. Fixed bytes are big endian;
+  the sign bit is flipped, and for negative floats all other bits, too.
+* **bounded**: any bytes either decode into columns that are safe to read, or raise a `CorruptionError`.
 
 Source: FORMAT.md section 6.
 """
@@ -37,7 +37,7 @@ KEY_HEADER_BYTES = 9
 
 
 def to_sortable(t: pa.DataType, fixed: ByteArray) -> ByteArray:
-    """Return fixed bytes of a type in the order of a key."""
+    """Convert fixed bytes of a type to bytes that sort like the values."""
     if pa.types.is_boolean(t) or pa.types.is_fixed_size_binary(t) or not fixed.size:
         return fixed
     word = min(fixed.shape[1], 8)
@@ -47,7 +47,7 @@ def to_sortable(t: pa.DataType, fixed: ByteArray) -> ByteArray:
 
 
 def from_sortable(t: pa.DataType, fixed: ByteArray) -> ByteArray:
-    """Return the fixed bytes that `to_sortable` was given."""
+    """Return the fixed bytes that were passed to `to_sortable`."""
     if pa.types.is_boolean(t) or pa.types.is_fixed_size_binary(t) or not fixed.size:
         return fixed
     word = min(fixed.shape[1], 8)
@@ -57,7 +57,7 @@ def from_sortable(t: pa.DataType, fixed: ByteArray) -> ByteArray:
 
 
 def _flipped_bits(t: pa.DataType, negative: BoolArray, dtype: np.dtype[np.unsignedinteger]) -> npt.NDArray[np.integer]:
-    """Return for each number which bits of its highest word are flipped in a key."""
+    """Return, for each number, the bits of its highest word that a key flips."""
     sign = dtype.type(1 << (8 * dtype.itemsize - 1))
     if pa.types.is_floating(t):
         return np.where(negative, dtype.type(2 ** (8 * dtype.itemsize) - 1), sign)
@@ -65,7 +65,7 @@ def _flipped_bits(t: pa.DataType, negative: BoolArray, dtype: np.dtype[np.unsign
 
 
 def escape(segment: pa.Array) -> pa.Array:
-    """Return binaries without zero bytes, in the same order; once 00 is appended, none is a prefix of another."""
+    """Escape binaries to contain no 00, in the same order; with 00 appended, none is a prefix of another."""
     if not (binaries.data_of(segment)[slice(*binaries.offsets_of(segment)[[0, -1]])] <= 1).any():
         return segment
     ones = pc.replace_substring(segment, pattern=b"\1", replacement=b"\1\2")
@@ -73,7 +73,7 @@ def escape(segment: pa.Array) -> pa.Array:
 
 
 def unescape(segment: pa.Array) -> pa.Array:
-    """Return the binaries that `escape` was given. Raises `CorruptionError` for bytes that it never returned."""
+    """Return the binaries that were passed to `escape`. Raises `CorruptionError` for bytes it cannot have returned."""
     if not (binaries.data_of(segment)[: binaries.offsets_of(segment)[-1]] <= 1).any():
         return segment
     zeros = pc.replace_substring(segment, pattern=b"\1\1", replacement=b"\0")
@@ -84,7 +84,7 @@ def unescape(segment: pa.Array) -> pa.Array:
 
 
 def encode_keys(table_id: int, hashes: HashArray, columns: pa.RecordBatch) -> pa.Array:
-    """Return RocksDB's keys for rows of a state table; with fewer columns, prefixes of exactly their keys.
+    """Encode RocksDB's keys for rows of a state table; fewer columns give prefixes of exactly their keys.
 
     Raises `InvalidArgumentError` if a column's type cannot be stored, or the table id is out of range.
     """
@@ -109,7 +109,7 @@ def encode_keys(table_id: int, hashes: HashArray, columns: pa.RecordBatch) -> pa
 
 
 def decode_keys(keys: pa.Array, schema: pa.Schema) -> tuple[HashArray, pa.RecordBatch]:
-    """Decode what `encode_keys` made of all columns of `schema`: hashes and key columns. Raises `CorruptionError`."""
+    """Decode keys with all columns of `schema` into hashes and key columns. Raises `CorruptionError`."""
     n, slots = len(keys), slots_of(schema)
     blocks, segments = _split_keys(keys, _block_widths(slots))
     hashes = blocks[0][:, 1:KEY_HEADER_BYTES].copy().view(">u8").reshape(n).astype(np.uint64)
@@ -118,16 +118,16 @@ def decode_keys(keys: pa.Array, schema: pa.Schema) -> tuple[HashArray, pa.Record
 
 
 def _block_widths(slots: list[Slot]) -> list[int]:
-    """Return the widths of a key's fixed-width stretches, which enclose its segments."""
+    """Return the widths of the fixed-width blocks of a key, which enclose its segments."""
     widths = [KEY_HEADER_BYTES]
     for slot in slots:
         widths[-1] += 1 + slot.width
-        widths += [1] * slot.segments  # what ends a segment begins the next stretch
+        widths += [1] * slot.segments  # the 00 that ends a segment begins the next block
     return widths
 
 
 def _split_keys(keys: pa.Array, widths: list[int]) -> tuple[list[ByteArray], list[pa.Array]]:
-    """Return the stretches of fixed width of keys, each of shape (n, width), and the segments between them."""
+    """Return the fixed-width blocks of keys, each of shape (n, width), and the segments between them."""
     offsets = binaries.offsets_of(keys)
     if len(widths) == 1:
         return [equal_rows(keys, offsets, widths[0])], []
@@ -138,10 +138,10 @@ def _split_keys(keys: pa.Array, widths: list[int]) -> tuple[list[ByteArray], lis
     blocks = [_block(keys, starts, ends, widths[0])]
     for i, width in enumerate(widths[1:]):
         begin = np.add(starts, widths[i], out=cuts[:, 2 * i])
-        # Only the last stretch follows the last segment, so its end need not be searched.
+        # Only the last block follows the last segment, so the segment's end need not be searched.
         starts = ends - width if i == segments - 1 else zeros[np.searchsorted(zeros, begin)]
         if (starts < begin).any():
-            raise corrupt("a key is cut off")
+            raise corrupt("a key is truncated")
         cuts[:, 2 * i + 1] = starts
         blocks.append(_block(keys, starts, ends, width))
         if blocks[-1][:, 0].any():
@@ -151,14 +151,14 @@ def _split_keys(keys: pa.Array, widths: list[int]) -> tuple[list[ByteArray], lis
 
 
 def _block(keys: pa.Array, starts: IntArray, ends: IntArray, width: int) -> ByteArray:
-    """Return the bytes of keys from `starts` on, shape (n, width), if all lie before `ends`."""
+    """Return `width` bytes of each key from `starts`, shape (n, width); they must end by `ends`."""
     if (starts + width > ends).any():
-        raise corrupt("a key is cut off")
+        raise corrupt("a key is truncated")
     return binaries.gather(keys, starts, width)
 
 
 def _zeros(keys: pa.Array, offsets: IntArray) -> IntArray:
-    """Return the positions of all zero bytes, then one past every key."""
+    """Return the positions of all zero bytes, and the end of the last key."""
     zeros = np.flatnonzero(binaries.data_of(keys)[offsets[0] : offsets[-1]] == 0) + offsets[0]
     return np.append(zeros, offsets[-1])
 
@@ -168,7 +168,7 @@ def _key_leaves(slots: list[Slot], blocks: list[ByteArray], segments: list[pa.Ar
     for slot in slots:
         present = blocks[block][:, at]
         if (present > 1).any():
-            raise corrupt("a key has a mark that is neither null nor present")
+            raise corrupt("a key has an invalid null mark")
         nulls = None if present.all() else present == 0
         fixed = from_sortable(slot.type, binaries.get(blocks[block], at + 1, slot.width))
         yield Leaf(nulls, fixed, [unescape(p) for p in segments[segment : segment + slot.segments]])

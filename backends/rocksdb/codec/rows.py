@@ -1,31 +1,31 @@
-"""Rows of RocksDB: columns taken apart into leaves, and value columns as bytes.
+"""Rows in RocksDB: splits columns into leaves, and encodes value columns as bytes.
 
-A column is taken apart into **leaves**. Each leaf may be null, and has bytes of a fixed width, or **segments** of any
-length, or neither::
+A column is split into **leaves**. A leaf may be null, and has bytes of a fixed width, or **segments** of any length, or
+neither::
 
-    type                         leaves, and what they hold
-    number, date, time, bool     one: its bytes                                (fixed width)
-    string, binary               one: its bytes                                (one segment)
-    struct                       one for itself: nothing; then those of its fields
-    list, map                    one: the rows of its elements, in this very format; before them, where they
-                                 have segments themselves, the length of each  (one segment, or two)
-    null                         one: nothing
+    type                         leaves and their content
+    number, date, time, bool     one leaf: its bytes                           (fixed width)
+    string, binary               one leaf: its bytes                           (one segment)
+    struct                       one empty leaf for itself, then the leaves of its fields
+    list, map                    one leaf: its elements as rows in this format; if the rows have segments
+                                 themselves, preceded by each row's length     (one segment, or two)
+    null                         one empty leaf
 
-A **value** is read by place, so the fixed part comes first; integers are little endian::
+A **value** is read by position, so the fixed part comes first; integers are little endian::
 
-    null bits, one a leaf ‖ fixed bytes of each leaf ‖ length of each segment, uint32 ‖ the segments
+    null bits, one per leaf ‖ fixed bytes of each leaf ‖ length of each segment, uint32 ‖ the segments
 
-In a generation, rows may have been written with several schemas: each begins with the number of its own
-(`decode_numbered`), is decoded with the columns that it was written with, and projected to those that are asked for.
+A generation may hold rows of several schemas: each row begins with the number of its schema (`decode_numbered`), is
+decoded with the columns of that schema, and projected to the wanted columns.
 
-A **key** puts the leaves of the key columns one after the other: `holdfast.backends.rocksdb.codec.keys`.
+A **key** concatenates the leaves of the key columns: `holdfast.backends.rocksdb.codec.keys`.
 
 Invariants
 ----------
-* **exact**: what is decoded equals what was encoded, types and nulls at every depth included.
+* **exact**: decoding returns exactly what was encoded, including types and nulls at every depth.
 * **deterministic**: bytes under a null are written as zeros or nothing.
-* **bounded**: bytes of any content either decode into columns that can be read without harm or are a
-  `CorruptionError`; a string has the bytes that were put, also where they are not UTF-8.
+* **bounded**: any bytes either decode into columns that are safe to read, or raise a `CorruptionError`; strings keep
+  their bytes, even if they are not UTF-8.
 
 Works on whole columns, never row by row in Python. Source: FORMAT.md section 6.
 """
@@ -52,7 +52,7 @@ _HEAD = 1
 
 
 class Slot(NamedTuple):
-    """The part of a leaf that its type alone decides."""
+    """The layout of a leaf, which depends only on its type."""
 
     type: pa.DataType
     width: int
@@ -60,7 +60,7 @@ class Slot(NamedTuple):
 
 
 class Leaf(NamedTuple):
-    """A leaf of n rows: shape (n,) or None if nothing is null; shape (n, width); arrays of n binaries."""
+    """A leaf of n rows: nulls, shape (n,), None if no row is null; bytes, shape (n, width); arrays of n binaries."""
 
     nulls: BoolArray | None
     fixed: ByteArray
@@ -68,7 +68,7 @@ class Leaf(NamedTuple):
 
 
 def encode_values(values: pa.RecordBatch, head: bytes = b"") -> pa.Array:
-    """Encode value columns as RocksDB's values, each after `head`. Raises `InvalidArgumentError` on a misfit."""
+    """Encode value columns as RocksDB's values, each after `head`. Raises `InvalidArgumentError` if it cannot."""
     layout = _RowLayout.of(values.schema)
     rows = np.zeros((values.num_rows, len(head) + layout.width), np.uint8)
     rows[:, : len(head)] = np.frombuffer(head, np.uint8)
@@ -89,7 +89,7 @@ def encode_values(values: pa.RecordBatch, head: bytes = b"") -> pa.Array:
 
 
 def decode_values(rows: pa.Array, schema: pa.Schema, head: int = 0) -> pa.RecordBatch:
-    """Decode what `encode_values` encoded for `schema`; all-null rows are nulls. Raises `CorruptionError`."""
+    """Decode values of `encode_values` with `schema`; a null gives an all-null row. Raises `CorruptionError`."""
     layout = _RowLayout.of(schema)
     if rows.null_count:
         rows = pc.fill_null(rows, pa.scalar(bytes(head) + layout.null_row, pa.large_binary()))
@@ -99,7 +99,7 @@ def decode_values(rows: pa.Array, schema: pa.Schema, head: int = 0) -> pa.Record
 
 
 class _RowLayout(NamedTuple):
-    """Where the leaves are in the fixed part of a row."""
+    """The positions of the leaves in the fixed part of a row."""
 
     slots: list[Slot]
     null_bytes: int
@@ -113,7 +113,7 @@ class _RowLayout(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Bytes of a row before its segments."""
+        """The number of bytes before a row's segments."""
         return self.null_bytes + self.fixed_bytes + _LENGTH_BYTES * self.segments
 
     @property
@@ -123,7 +123,7 @@ class _RowLayout(NamedTuple):
         return bits.to_bytes(self.null_bytes, "little") + bytes(self.width - self.null_bytes)
 
     def leaves(self, fixed: ByteArray, segments: list[pa.Array]) -> Iterator[Leaf]:
-        """Yield the leaves of rows, given their fixed part and their segments."""
+        """Yield the leaves of rows from their fixed part and their segments."""
         some_null = fixed[:, : self.null_bytes].any()
         at, segment = self.null_bytes, 0
         for i, slot in enumerate(self.slots):
@@ -139,7 +139,7 @@ def _split_rows(rows: pa.Array, layout: _RowLayout, head: int) -> tuple[ByteArra
         return equal_rows(rows, offsets, head + layout.width)[:, head:], []
     starts, ends = offsets[:-1] + head + layout.width, offsets[1:]
     if (starts > ends).any():
-        raise corrupt("a row is cut off")
+        raise corrupt("a row is truncated")
     fixed = binaries.gather(rows, offsets[:-1] + head, layout.width)
     lengths = binaries.get(fixed, layout.null_bytes + layout.fixed_bytes, _LENGTH_BYTES * layout.segments).view("<u4")
     flat, cuts = binaries.cuts_of(len(rows), layout.segments + 1)
@@ -170,7 +170,7 @@ def _slots_of_type(t: pa.DataType) -> list[Slot]:
         return [Slot(t, 0, 2 if _RowLayout.of(_elements(t)).segments else 1)]
     if pa.types.is_primitive(t) or pa.types.is_decimal(t) or pa.types.is_fixed_size_binary(t):
         return [Slot(t, t.bit_width // 8, 0)]
-    raise InvalidArgumentError("RocksDB cannot store columns of this type: cast to another", type=str(t))
+    raise InvalidArgumentError("the rocksdb backend cannot store columns of this type: cast them", type=str(t))
 
 
 def _is_bytes(t: pa.DataType) -> bool:
@@ -199,7 +199,7 @@ def _take_apart(column: pa.Array) -> Iterator[Leaf]:
     nothing = np.empty((n, 0), np.uint8)
     if pa.types.is_struct(t):
         yield Leaf(nulls, nothing, [])
-        for child in column.flatten():  # null where the struct is
+        for child in column.flatten():  # null if the struct is null
             yield from _take_apart(child)
     elif pa.types.is_null(t):
         yield Leaf(nulls, nothing, [])
@@ -242,7 +242,7 @@ def _list_segments(column: pa.Array, nulls: BoolArray | None) -> list[pa.Array]:
 
 
 def assemble(t: pa.DataType, n: int, leaves: Iterator[Leaf]) -> pa.Array:
-    """Return the column of type `t` whose leaves come next; the opposite of `_take_apart`."""
+    """Build a column of type `t` from the next leaves; the inverse of `_take_apart`."""
     leaf = next(leaves)
     if pa.types.is_null(t):
         return pa.nulls(n)
@@ -254,7 +254,7 @@ def assemble(t: pa.DataType, n: int, leaves: Iterator[Leaf]) -> pa.Array:
     if _is_bytes(t):
         _, offsets, data = leaf.segments[0].buffers()
         column = pa.Array.from_buffers(pa.large_binary(), n, [validity, offsets, data])
-        # A string may hold any bytes, as Spark's may; a cast would ask for UTF-8.
+        # A string may hold any bytes, as in Spark; a cast from binary would require UTF-8.
         large = pa.large_string() if pa.types.is_string(t) or pa.types.is_large_string(t) else pa.large_binary()
         return column.view(large).cast(t)
     if pa.types.is_boolean(t):
@@ -280,11 +280,11 @@ def _assemble_list(t: pa.DataType, n: int, validity: pa.Buffer | None, segments:
             binaries.data_of(segments[0])[: offsets[-1] * _LENGTH_BYTES].view("<u4"), dtype=np.int64, out=ends[1:]
         )
     if rest.any() or (ends[offsets] != places).any():
-        raise corrupt("the lengths of a list's elements do not add up to its length")
+        raise corrupt("the lengths of a list's elements do not add up to the list's length")
     elements = decode_values(binaries.from_buffers(ends, segments[-1].buffers()[2]), schema)
     children = elements.columns
     if pa.types.is_map(t):
-        if children[0].null_count:  # Arrow would end the process
+        if children[0].null_count:  # Arrow would abort the process
             raise corrupt("a map has a null among its keys")
         children = [pa.StructArray.from_arrays(children, fields=list(schema))]
     offset_type = pa.int64() if pa.types.is_large_list(t) else pa.int32()
@@ -292,9 +292,9 @@ def _assemble_list(t: pa.DataType, n: int, validity: pa.Buffer | None, segments:
 
 
 def equal_rows(rows: pa.Array, offsets: IntArray, width: int) -> ByteArray:
-    """Return binaries that must all have one width, shape (n, width), without a copy."""
+    """Return binaries of equal width as shape (n, width), without copying."""
     if (np.diff(offsets) != width).any():
-        raise corrupt("a row has another length than its columns")
+        raise corrupt("a row's length does not match its columns")
     return binaries.data_of(rows)[offsets[0] : offsets[-1]].reshape(len(rows), width)
 
 
@@ -306,14 +306,14 @@ def _lengths(offsets: IntArray) -> npt.NDArray[np.uint32]:
 
 
 def corrupt(problem: str) -> CorruptionError:
-    """Return the error for bytes that are not a row or key of their table."""
-    return CorruptionError(f"the bytes of a row in RocksDB do not fit its table: {problem}; restore the state")
+    """Return the error for bytes that are not a row or a key of their table."""
+    return CorruptionError(f"a row in RocksDB does not match its table: {problem}; restore the state")
 
 
 def decode_numbered(rows: pa.Array, schemas: Sequence[pa.Schema], wanted: pa.Schema) -> pa.RecordBatch:
-    """Return the columns of `wanted` from rows that begin with their schema's number, from 1; all-null is null.
+    """Return the columns of `wanted` from rows that begin with their schema's number; a null gives an all-null row.
 
-    Raises `CorruptionError` if some bytes are not a row of its columns.
+    Raises `CorruptionError` if a row does not match its schema.
     """
     numbers = _numbers(rows)
     found = (1 + np.flatnonzero(np.bincount(numbers)[1:])).tolist() or [len(schemas)]
@@ -323,7 +323,7 @@ def decode_numbered(rows: pa.Array, schemas: Sequence[pa.Schema], wanted: pa.Sch
         return project(decode_values(rows, schemas[found[0] - 1], _HEAD), wanted)
     parts, places = [], []
     for number in found:
-        # A null has no number; it reads the same under any schema.
+        # A null row has no number; it decodes the same with any schema.
         at = np.flatnonzero((numbers == number) | ((numbers == 0) & (number == found[0])))
         parts.append(project(decode_values(rows.take(pa.array(at)), schemas[number - 1], _HEAD), wanted))
         places.append(at)
