@@ -1,23 +1,23 @@
 """The versioned store of one shard.
 
-Versions are columns, keys are rows; a transaction begins at a pointer and sees that column, whatever else
+Versions are columns, keys are rows; a transaction begins at a pointer and sees only that column, whatever else
 exists::
 
               3-aa      4-bb       4-cc        5-dd
-    "ann"      1         2          7           2        begin(4-bb) reads ann=2, never 7: 4-cc is another
-    "bob"      5         5          -           6        attempt at version 4, made beside it from 3-aa
-    "cem"      -         1          -           1        begin(3-aa) again reads ann=1: rolling back is
-                                                         not an operation, only an older pointer
+    "ann"      1         2          7           2        begin(4-bb) reads ann=2, never 7: 4-cc is a different
+    "bob"      5         5          -           6        attempt at version 4, also made from 3-aa
+    "cem"      -         1          -           1        begin(3-aa) again reads ann=1: rolling back needs
+                                                         no operation, only an older pointer
     3-aa ─┬─▶ 4-bb ─▶ 5-dd
           └─▶ 4-cc
 
 Invariants
 ----------
 * **snapshot**: a transaction reads exactly the version its pointer names, plus its own writes.
-* **isolation**: no version holds anything of an attempt that is not its ancestor.
-* **never empty**: a pointer whose state cannot be found is an error; only ``begin(None)`` is empty state.
-* **durable first**: where there is a commit log, `Transaction.commit` returns a pointer only after the log
-  has the commit.
+* **isolation**: no version holds writes of an attempt that is not its ancestor.
+* **never empty**: a pointer whose state cannot be found is an error; only ``begin(None)`` begins with empty state.
+* **durable first**: with a commit log, `Transaction.commit` returns a pointer only after the log has stored the
+  commit.
 * **readers never block**: views and uploads take no lock that a writer waits for.
 """
 
@@ -44,47 +44,47 @@ from holdfast.errors import (
 )
 from holdfast.mvcc.transaction import Transaction
 
-#: How often to restore a version that others drop meanwhile: attempts abandoned by Spark may still run.
+#: How often to restore a version that other processes drop again: attempts abandoned by Spark may still run.
 RESTORE_TRIES = 4
 
 
 @dataclass(frozen=True)
 class FrozenVersion:
-    """A version as files that a backend froze."""
+    """A version in the form of files that a backend froze."""
 
     pointer: Pointer
-    folder: Path  #: Holds the files, and nothing else; `holdfast.backends.base.Backend.thaw` takes it
+    folder: Path  #: Holds the files and nothing else; passed to `holdfast.backends.base.Backend.thaw`
 
 
 @dataclass(frozen=True)
 class RestoredVersion:
-    """A version from the commit log: whole, or the writes since an older one."""
+    """A version from the commit log: its complete state, or the writes since an older version."""
 
-    #: The requested version. Or, if that is too much to hold at once, an older one of its lineage to make first: asked
-    #: again with that one held, the log goes on from there.
+    #: The requested version; or, if that is too large to restore at once, an older version of its lineage to make
+    #: first. Once the backend holds the older version, the next `CommitLog.restore` continues from it.
     pointer: Pointer
     base: Pointer | None  #: The version that `runs` build on; None if they are the complete state
     runs: Mapping[str, Run]  #: By table
-    properties: Mapping[str, Any]  #: What the log keeps with the version; JSON values
-    frozen: FrozenVersion | None = None  #: The base, unless it is held
+    properties: Mapping[str, Any]  #: JSON values that the log keeps with the version
+    frozen: FrozenVersion | None = None  #: The base's files, unless the backend holds the base
 
 
 @dataclass(frozen=True)
 class PendingCommit:
-    """A commit on its way into the log."""
+    """A commit that the log is storing."""
 
-    properties: Mapping[str, Any]  #: What to keep with the new version; known before the commit is durable
+    properties: Mapping[str, Any]  #: JSON values to keep with the new version; known before the commit is durable
     done: Future[None] | None = None  #: The upload; None if the query's pointer carries the commit
-    size_bytes: int = 0  #: Of the commit, as it is stored or carried
+    size_bytes: int = 0  #: Size of the commit as stored or carried
 
     def wait(self) -> None:
-        """Wait until the commit is durable; raise its error."""
+        """Wait until the commit is durable; raise the upload's error."""
         if self.done is not None:
             self.done.result()
 
 
 class CommitLog(Protocol):
-    """What makes commits durable; `holdfast.snapshotter` has one on object storage."""
+    """Makes commits durable; `holdfast.snapshotter` implements it on object storage."""
 
     def append(self, pointer: Pointer, parent: Mapping[str, Any] | None, runs: Mapping[str, Run]) -> PendingCommit:
         """Start to store one commit.
@@ -92,20 +92,20 @@ class CommitLog(Protocol):
         Parameters
         ----------
         parent : mapping or None
-            The properties of the version it builds on.
+            The properties of the version that the commit builds on.
         """
 
     def restore(self, pointer: Pointer, held: Collection[Pointer] = ()) -> AbstractContextManager[RestoredVersion]:
-        """Return a version: the writes since its newest ancestor in `held`, else all of it.
+        """Return a context with a version: the writes since its newest ancestor in `held`, or else its complete state.
 
-        It may be an older one, on the way to that version; see `RestoredVersion`. Its files are gone after the
-        context, unless a backend has taken them. Where they cannot be opened, raise that `CorruptionError` in the
-        context: the next restore does without them, if there is a way.
+        The version may be an older one, on the way to the requested version; see `RestoredVersion`. The context
+        deletes its files at the end unless a backend has taken them. If they cannot be opened, raise the
+        `CorruptionError` within the context: the next restore avoids the files if possible.
 
         Raises
         ------
         StateLostError, CorruptionError
-            It cannot be restored.
+            The version cannot be restored.
         """
 
 
@@ -119,10 +119,9 @@ class VersionedStore:
     log : CommitLog, optional
         Makes commits durable and restores versions. Without one, state is lost with the backend.
     declared : mapping of str to TableSchema, optional
-        The columns that transactions read and write, of some of the backend's tables; by default all that those hold.
+        The columns that transactions read and write, for some of the backend's tables; by default all stored columns.
     names : mapping of str to mapping, optional
-        By declared table, under which names its columns are stored, where they have others
-        (`holdfast.backends.column_names`).
+        By declared table, the stored names of its columns if they differ (`holdfast.backends.column_names`).
 
     Notes
     -----
@@ -147,14 +146,14 @@ class VersionedStore:
         Parameters
         ----------
         pointer : Pointer or None
-            None begins with empty state: right only if no state was ever committed.
+            None begins with empty state, which is valid only if no state was ever committed.
         version : int, optional
             The version to commit; by default the next one.
 
         Raises
         ------
         StateLostError
-            The version is not held, and there is no log to restore it from.
+            The backend does not hold the version, and there is no log to restore it from.
         CorruptionError
             The log's copy of the version is damaged or incomplete.
         """
@@ -168,7 +167,7 @@ class VersionedStore:
         return Transaction(pointer, version, view, self._backend.tables, self._commit, self._declared, self._names)
 
     def read_at(self, pointer: Pointer) -> View:
-        """Return a view of a version; restores it first if it is not held.
+        """Return a view of a version; restore it first if the backend does not hold it.
 
         Raises
         ------
@@ -185,18 +184,18 @@ class VersionedStore:
                 raise _dropped_by_others(pointer) from failure
             tries += 1
             held = self._backend.versions()
-            if pointer in held:  # it has lost files, or another has restored it a moment ago
+            if pointer in held:  # it has lost files, or another process has just restored it
                 view = self._view(pointer)
                 if view is not None:
                     break
                 self._backend.drop([pointer])
-            # The newest local version has failed us: read everything.
+            # The newest local version was unusable: restore the complete state.
             failure = self._restore(pointer, [] if failure else [other for other in held if other != pointer])
             view = self._view(pointer)
         return view
 
     def _view(self, pointer: Pointer) -> View | None:
-        """Return a view of a version; None if it is not held."""
+        """Return a view of a version; None if the backend does not hold it."""
         try:
             return self._backend.view(pointer)
         except NotFoundError as missing:
@@ -229,7 +228,7 @@ class VersionedStore:
 
     @contextmanager
     def _opened(self, pointer: Pointer, held: Collection[Pointer]) -> Iterator[RestoredVersion]:
-        """Yield the log's answer for a version, its frozen base thawed; ask again if the backend cannot open it."""
+        """Yield the log's version after thawing its frozen base; try again if the backend cannot open the base."""
         assert self._log is not None
         refused: set[Pointer] = set()
         while True:
@@ -248,7 +247,7 @@ class VersionedStore:
                 refused.add(frozen.pointer)
 
     def _make(self, restored: RestoredVersion) -> bool:
-        """Make the version that the log returned; return whether it is new here."""
+        """Make the version that the log returned; return False if the backend already held it."""
         new = restored.pointer
         if restored.base is None:
             was_here = new in self._backend.versions()
@@ -287,7 +286,7 @@ class VersionedStore:
     def _apply(
         self, base: Pointer | None, new: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]
     ) -> None:
-        """Apply the writes; restores a base that was dropped since the transaction began."""
+        """Apply the writes; restore the base if it was dropped since the transaction began."""
         for _ in range(RESTORE_TRIES):
             try:
                 self._backend.apply(base, new, runs, properties)
@@ -304,13 +303,13 @@ class VersionedStore:
         Parameters
         ----------
         accepted : Pointer
-            The version that the query has accepted and starts its next transaction from. It and all later ones stay. If
-            older ones are needed after all, the commit log has them. Open views stay valid.
+            The version that the query has accepted and begins its next transaction at. It and all later versions stay.
+            If an older version is needed after all, the commit log has it. Open views stay valid.
 
         Returns
         -------
         list of Pointer
-            What was dropped.
+            The dropped versions.
         """
         going = [p for p in self._backend.versions() if p.version <= accepted.version and p != accepted]
         self._backend.drop(going)

@@ -1,6 +1,6 @@
 """One attempt at one micro-batch: reads a version, collects writes, commits them as the next version.
 
-`Measures` say what it read and wrote, and how long it took; only rows that were looked up before they were written
+`Measures` count what it read and wrote, and the time it took; only rows that were looked up before they were written
 count as new.
 """
 
@@ -28,12 +28,12 @@ from holdfast.errors import ClosedError, InvalidArgumentError
 
 @dataclass(frozen=True)
 class ChangedRows:
-    """Rows of one table that a transaction has changed."""
+    """Numbers of rows of one table that a transaction has changed."""
 
-    #: Written with a value, and written as deleted
+    #: Rows written with a value, and rows deleted
     put: int = 0
     deleted: int = 0
-    #: Those of them that were looked up, and were absent or there
+    #: Rows put that a look-up had found absent, and rows deleted that a look-up had found
     new: int = 0
     removed: int = 0
 
@@ -48,17 +48,17 @@ class Measures:
     """What one transaction has done."""
 
     look_up_ns: int = 0  #: Time in look-ups and scans
-    moved_bytes: int = 0  #: Of the rows that look-ups and scans have returned, and of those that were written
-    commit_ns: int = 0  #: Time to make the new version, here and in durable storage
-    commit_bytes: int = 0  #: Of the commit, as it is stored; 0 without a commit log
-    stored_bytes: int = 0  #: The same if the commit became an object of its own, else 0: the query's pointer carries it
-    changes: dict[str, ChangedRows] = field(default_factory=dict)  #: By table; known once it has committed
+    moved_bytes: int = 0  #: Size of the rows that look-ups and scans have returned, and of written rows
+    commit_ns: int = 0  #: Time to make the new version, locally and in durable storage
+    commit_bytes: int = 0  #: Size of the stored or carried commit; 0 without a commit log
+    stored_bytes: int = 0  #: `commit_bytes` if the commit is a separate object; 0 if the query's pointer carries it
+    changes: dict[str, ChangedRows] = field(default_factory=dict)  #: By table; filled by the commit
     monotonic_ns: Callable[[], int] = clock.monotonic_ns
     _looked_up: dict[str, list[tuple[Keys, BoolArray]]] = field(default_factory=dict)
 
     @contextmanager
     def looking_up(self) -> Iterator[None]:
-        """Add the time of the context to the look-ups."""
+        """Add the duration of the context to `look_up_ns`."""
         started_ns = self.monotonic_ns()
         try:
             yield
@@ -67,7 +67,7 @@ class Measures:
 
     @contextmanager
     def committing(self) -> Iterator[None]:
-        """Add the time of the context to the commit."""
+        """Add the duration of the context to `commit_ns`."""
         started_ns = self.monotonic_ns()
         try:
             yield
@@ -75,7 +75,7 @@ class Measures:
             self.commit_ns += self.monotonic_ns() - started_ns
 
     def scanned(self, runs: Iterator[Run]) -> Iterator[Run]:
-        """Yield the runs of a scan, and count the time that they take."""
+        """Yield the runs of a scan; measure their time and size."""
         while True:
             with self.looking_up():
                 run = next(runs, None)
@@ -85,11 +85,11 @@ class Measures:
             yield run
 
     def looked_up(self, table: str, keys: Keys, exists: BoolArray) -> None:
-        """Note a look-up's result, apart from the transaction's own writes."""
+        """Record a look-up's result in the base version, without the transaction's own writes."""
         self._looked_up.setdefault(table, []).append((keys, exists))
 
     def written(self, runs: Mapping[str, Run], *, is_first: bool) -> None:
-        """Note the committed rows. `runs`: by table; `is_first`: there was no version before, so all rows are new."""
+        """Record the committed `runs`, by table; with `is_first` there was no earlier version, so all rows are new."""
         for table, run in runs.items():
             deleted = int(np.count_nonzero(run.deleted))
             new, removed = (len(run) - deleted, 0) if is_first else self._known(run, self._looked_up.get(table, []))
@@ -121,13 +121,13 @@ class Transaction:
 
     Made by `VersionedStore.begin`. Writes are invisible before `commit`, after `abort`, and if the process
     dies. As a context manager it aborts unless it was committed. If reading the version failed, `commit` fails, too: a
-    user's function may have caught the error and continued as if without state.
+    user's function may have caught the error and continued as if there were no state.
 
     Attributes
     ----------
     tables : mapping of str to TableSchema
-        All tables of the state, with all columns that they hold, under their stored names. Those that are declared are
-        read and written with the declared columns; see `holdfast.backends.evolution`.
+        All tables of the state, with all columns that they hold, under their stored names. Declared tables are read
+        and written with their declared columns; see `holdfast.backends.evolution`.
     measures : Measures
         What the transaction has done so far.
 
@@ -154,7 +154,7 @@ class Transaction:
         declared, names = declared or {}, names or {}
         self._names = names
         self._declared = {**tables, **declared}
-        # The same columns under the names that rows have.
+        # The declared columns under their stored names.
         self._stored = {**self._declared, **{t: named(declared[t], names[t]) for t in declared.keys() & names.keys()}}
         self._commit = commit
         self._writes: dict[str, list[Run]] = {}
@@ -167,7 +167,7 @@ class Transaction:
         return self._view
 
     def reveal(self, table: str, column: str) -> bool:
-        """Also read and write an undeclared value column, after the declared ones; False if none is stored."""
+        """Also read and write an undeclared value column, after the declared ones; return False if none is stored."""
         names = self._names.get(table)
         stored, held = column if names is None else names.get(column), self.tables[table].value
         if stored not in held.names or column in self._declared[table].value.names:
@@ -223,12 +223,12 @@ class Transaction:
         self._write(table, Run.build(held, keys, project(stored, held.value)))
 
     def delete(self, table: str, keys: Keys) -> None:
-        """Remove the state of each key; keys without state are fine."""
+        """Remove the state of each key; ignores keys without state."""
         self._write(table, self._removal(table, keys))
 
     @contextmanager
     def deleting(self) -> Iterator[Callable[[str, Keys], None]]:
-        """Yield a `delete` that takes effect when the context ends: each look-up searches the writes before it."""
+        """Yield a `delete` that takes effect when the context ends, so that look-ups until then need not search it."""
         removals: list[tuple[str, Run]] = []
         yield lambda table, keys: removals.append((table, self._removal(table, keys)))
         for table, run in removals:
@@ -246,11 +246,11 @@ class Transaction:
             self._writes.setdefault(table, []).append(run)
 
     def scan(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> Iterator[Run]:
-        """Yield the live rows whose hash lies in the range, ascending, as this transaction sees them now.
+        """Yield the live rows with hashes in the range, in hash order, as this transaction sees them now.
 
         Notes
         -----
-        Cost: rows are read on demand, and the first ones cost little. Writes made during a scan do not appear in it, so
+        Cost: rows are read on demand, and the first rows are cheap. Writes made during a scan do not appear in it, so
         rows can be written and deleted while they are scanned. The scan ends with the transaction.
         """
         schema = self._schema(table)
@@ -268,7 +268,7 @@ class Transaction:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Remember an error while reading the version."""
+        """Record an error raised while reading the version."""
         try:
             yield
         except Exception as exc:
@@ -309,7 +309,7 @@ class Transaction:
         StateLostError
             The version this transaction reads was dropped meanwhile and cannot be restored.
         HoldfastError
-            Reading the version has failed: the same error again.
+            Reading the version failed earlier; that error is raised again.
         """
         self._require_open()
         try:
@@ -339,7 +339,7 @@ class Transaction:
 
     def _require_open(self) -> None:
         if not self._open:
-            raise ClosedError("the transaction has ended: begin another", version=self.version)
+            raise ClosedError("the transaction has ended: begin a new one", version=self.version)
 
     def __enter__(self) -> Self:
         return self

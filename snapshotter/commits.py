@@ -3,26 +3,26 @@
 ::
 
     <operator>/shard-0003/
-        commits/<version>-<commit id>               what was written since the commit object before it
+        commits/<version>-<commit id>               the writes since the previous commit object
         snapshots/<version>-<commit id>-<digest>    see `holdfast.snapshotter.snapshots`
 
-A commit is an object of its own, or **carried**: a small one travels in the row of the query's pointer, which Spark
-makes durable anyway. The next commit holds what the carried one holds, too, and becomes an object when together
-they are large. So micro-batches that write little cost no requests::
+A commit is a separate object, or **carried**: a small commit travels in the row of the query's pointer, which Spark
+makes durable anyway. The next commit includes the carried commit's writes, and becomes an object when both together
+are large. So micro-batches that write little cost no requests::
 
     pointer row        21-bb                22-cc, 1 KB          23-dd, 2 KB          24-ee
-    commits/           21-bb                                                          24-ee: what 22 to 24 wrote
+    commits/           21-bb                                                          24-ee: the writes of 22 to 24
 
-Every object is written once under a name that is never used again, and nothing larger than a header declares is ever
-asked for. A commit's header holds its `Lineage`, so a version is restored from its pointer with one read, then the rest
-in parallel, and no listing. An attempt that Spark dropped leaves an object that no chain names.
+Every object is written once under a name that is never reused, and no read requests more bytes than a header declares.
+A commit's header holds its `Lineage`, so a restore reads the commit that the pointer names, then all other objects in
+parallel, without a listing. An attempt that Spark discards leaves an object that no chain names.
 
 Invariants
 ----------
-* **whole chain**: an object is used only if its digest is the one that the chain names.
-* **bounded chain**: a snapshot begins a new chain; `SnapshotPolicy` says when one is due.
-* **two ways**: commit objects follow each other without a gap, whatever snapshots were made meanwhile. Where a
-  snapshot is damaged, the one before it and the commits since give exactly the same version.
+* **whole chain**: an object is used only if its digest matches the chain.
+* **bounded chain**: a snapshot begins a new chain; `SnapshotPolicy` decides when a snapshot is due.
+* **two ways**: commit objects follow each other without gaps, whatever snapshots exist. If a snapshot is damaged, the
+  previous snapshot and the commits since then give exactly the same version.
 """
 
 from __future__ import annotations
@@ -71,19 +71,19 @@ class _Header(Lineage):
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit, stored or carried: read and checked."""
+    """A stored or carried commit that was read and checked."""
 
-    pointer: Pointer  #: The version that was committed
-    #: What the version is made of besides the commit, and in `Lineage.since` the versions whose writes it holds, its
-    #: own last
+    pointer: Pointer  #: The committed version
+    #: The objects that the version needs besides this commit; `Lineage.since` lists the versions whose writes the
+    #: commit holds, its own last
     lineage: Lineage
-    #: By table how many rows were written, and how many bytes they have unpacked
+    #: By table, the number of written rows and their uncompressed size
     rows: Mapping[str, int]
     plain_bytes: Mapping[str, int]
-    size_bytes: int  #: Of the object
+    size_bytes: int  #: Size of the object
     digest: str
-    source: str  #: What to call it in an error
-    #: The rows by table, as they are stored
+    source: str  #: The commit's name in errors
+    #: The stored rows, by table
     sections: Mapping[str, pa.Buffer] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -92,7 +92,7 @@ class Commit:
         return ChainEntry(KIND, self.pointer, self.size_bytes, self.digest, sum(self.plain_bytes.values()))
 
     def without_rows(self) -> Commit:
-        """Return the commit without its sections, which hold on to the whole object."""
+        """Return the commit without its sections, which keep the whole object in memory."""
         return replace(self, sections={})
 
     def run_of(self, schema: TableSchema) -> Run | None:
@@ -107,14 +107,14 @@ class Commit:
 
 
 def read_commit(data: bytes | memoryview, shard: str, pointer: Pointer, source: str) -> Commit:
-    """Return the commit in a stored file, checked against shard and pointer. Raises `CorruptionError`."""
-    # Sections are as they are, their buffers compressed by Arrow: so they have no more bytes than the object.
+    """Decode a commit, and check its shard and pointer. Raises `CorruptionError`."""
+    # Sections are stored plain, with buffers compressed by Arrow, so they are no larger than the object.
     stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=len(data))
     return replace(_commit(stored, shard, pointer, source), sections=stored.sections)
 
 
 def read_commit_end(read: stored_file.Read, size_bytes: int, shard: str, pointer: Pointer, source: str) -> Commit:
-    """Return a commit without its rows, from the end of its object, by `read`; no checksum covers the end."""
+    """Decode a commit, without its rows, from the end of its object; no checksum verifies the end."""
     if size_bytes > COMMIT_BYTES_MAX:
         raise CorruptionError(f"{source} is larger than any commit", size_bytes=size_bytes)
     end = stored_file.decode_end(read, size_bytes, source=source, kind=KIND, plain_bytes_max=size_bytes)
@@ -122,7 +122,7 @@ def read_commit_end(read: stored_file.Read, size_bytes: int, shard: str, pointer
 
 
 def require_intact(read: stored_file.Read, commit: Commit) -> None:
-    """Raise `CorruptionError` if a commit's object does not match its end; reads a block at a time."""
+    """Check a commit's whole object against its digest, reading block by block. Raises `CorruptionError`."""
     stored_file.require_digest(read, commit.size_bytes, commit.digest, source=commit.source, kind=KIND)
 
 
@@ -133,7 +133,7 @@ def _commit(
     if (header.pointer, header.shard) != (pointer, shard):
         refuse_stray(source, pointer=header.pointer, shard=header.shard)
     if not header.rows.keys() == header.plain_bytes.keys() == stored.sections.keys():
-        refuse(source, "declares tables that it does not hold, or lacks some of them")
+        refuse(source, "declares different tables than it holds")
     most = stored.size_bytes * stored_file.EXPANSION_MAX
     if sum(header.plain_bytes.values()) > most:
         refuse(source, "declares more bytes than it can hold", most=most)
@@ -147,13 +147,13 @@ def _commit(
 
 @dataclass(frozen=True)
 class CommitObjects:
-    """The commits of one shard."""
+    """The commit objects of one shard."""
 
     shard: PrefixedStorage
     tables: Mapping[str, TableSchema]
 
     def encode(self, pointer: Pointer, lineage: Lineage, runs: Mapping[str, Run]) -> tuple[pa.Buffer, ChainEntry]:
-        """Return a commit's bytes and its entry in a chain. Raises `InvalidArgumentError`."""
+        """Encode a commit; return its bytes and its chain entry. Raises `InvalidArgumentError`."""
         plain_bytes = {table: ipc.get_record_batch_size(run.batch) for table, run in runs.items()}
         rows = {table: len(run) for table, run in runs.items()}
         header = {"pointer": str(pointer), "shard": self.shard.prefix, "rows": rows, "plain_bytes": plain_bytes}
@@ -163,7 +163,7 @@ class CommitObjects:
         )
         if data.size > COMMIT_BYTES_MAX:
             raise InvalidArgumentError(
-                "a micro-batch wrote more to one shard than a commit holds: use more shards, or smaller micro-batches",
+                "a micro-batch wrote more to one shard than a commit can hold: use more shards, or smaller batches",
                 shard=self.shard.prefix,
                 size_bytes=data.size,
                 limit_bytes=COMMIT_BYTES_MAX,
@@ -171,11 +171,11 @@ class CommitObjects:
         return data, ChainEntry(KIND, pointer, data.size, digest, sum(plain_bytes.values()))
 
     def decode_carried(self, data: bytes, pointer: Pointer) -> Commit:
-        """Return a commit that the query's pointer carries; raises the errors of `read_commit`."""
+        """Decode a commit that the query's pointer carries; raises the same errors as `read_commit`."""
         return read_commit(data, self.shard.prefix, pointer, f"the commit that the query carries as {pointer}")
 
     def newest(self, pointer: Pointer, carried: bytes | None) -> Commit:
-        """Return the commit that the query's pointer names, or carries; raises the errors of `fetch_newest`."""
+        """Return the commit that the query's pointer carries or names; raises the same errors as `fetch_newest`."""
         return self.fetch_newest(pointer) if carried is None else self.decode_carried(carried, pointer)
 
     def fetch_newest(self, pointer: Pointer) -> Commit:
@@ -212,7 +212,7 @@ class CommitObjects:
         *,
         drop_deletes: bool,
     ) -> dict[str, Run]:
-        """Return, by table, the rows of some commits, oldest first, merged with the runs `below` and `above` them."""
+        """Merge the rows of `commits`, oldest first, with the runs `below` and `above` them; return a run per table."""
         for commit in commits:  # rows of unknown tables would be lost silently
             require_declared(commit.sections, self.tables)
         rows = {}
@@ -224,9 +224,9 @@ class CommitObjects:
         return rows
 
 
-#: How much of a chain of commits is restored at a time; takes a few times this in memory.
+#: Bytes of commits that a restore reads at a time; it takes a few times as much memory.
 RESTORE_STEP_BYTES = 64 << 20
-#: A carried commit covers at most this many versions: their names are in its header.
+#: A carried commit covers at most this many versions, because its header lists them.
 _VERSIONS_CARRIED = 64
 
 _log = logging.getLogger(__name__)
@@ -235,10 +235,10 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class _RestorePlan:
     base: Pointer | None  #: The version to start from: a local one, or the frozen one
-    chain: Chain  #: What the version is made of; in place of a damaged snapshot, what that replaced
-    commits: Chain  #: Those of the chain after the base or the snapshot
-    frozen: FrozenVersion | None = None  #: The snapshot's files, where the backend takes them over
-    #: The snapshot's rows by table, where another backend wrote it
+    chain: Chain  #: The version's objects; in place of a damaged snapshot, the objects that it replaced
+    commits: Chain  #: The commits of the chain after the base or the snapshot
+    frozen: FrozenVersion | None = None  #: The snapshot's files, if the backend takes them over
+    #: The snapshot's rows by table, if a different backend wrote it
     below: Mapping[str, Run] = field(default_factory=dict)
 
 
@@ -247,20 +247,20 @@ class ObjectCommitLog:
     """A `holdfast.mvcc.CommitLog` on object storage, for one shard."""
 
     storage: ObjectStorage
-    shard: str  #: The shard's place in the storage: ``totals/shard-0003``
+    shard: str  #: The shard's folder in the storage: ``totals/shard-0003``
     tables: Mapping[str, TableSchema]
     executor: Executor  #: Runs uploads and downloads
-    directory: Path  #: The shard's local directory: for notes of snapshots, and for what is being restored
-    backend_name: str | None = None  #: The backend that takes over the files of snapshots; None to get rows in any case
+    directory: Path  #: The shard's local directory, for snapshot notes and for restores in progress
+    backend_name: str | None = None  #: The backend that takes over the files of snapshots; None to always get rows
     carried_bytes: int = 0  #: Commits up to this size are carried; 0 carries none
-    #: The carried commits at hand: the one from the query's pointer, and the appended ones
+    #: The available carried commits: from the query's pointer, and appended since
     carried: dict[Pointer, bytes] = field(default_factory=dict)
     new_id: Callable[[], str] = clock.new_id  #: Returns a new unique name each time
     now_ms: Callable[[], int] = clock.now_ms  #: See `holdfast.snapshotter.snapshots.Snapshots`
-    #: How many bytes of commits, unpacked, are restored at a time; one commit, which a worker has held before, may have
-    #: more
+    #: Uncompressed bytes of commits that are restored at a time; a single commit may be larger, because the worker that
+    #: made it held it, too
     step_bytes: int = RESTORE_STEP_BYTES
-    # Damaged snapshots, and why: a restore in steps meets them again and again.
+    # Damaged snapshots and their errors: each step of a restore meets them again.
     _damaged: dict[ChainEntry, CorruptionError] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -280,7 +280,7 @@ class ObjectCommitLog:
     # Writing.
 
     def append(self, pointer: Pointer, parent: Mapping[str, Any] | None, runs: Mapping[str, Run]) -> PendingCommit:
-        """Encode and carry a commit, or start to store it. `parent`: its base's properties. Raises `StateLostError`."""
+        """Encode a commit, and carry or start to store it; `parent`: its base's properties. Raises `StateLostError`."""
         lineage = self.snapshots.notes.apply_to(Lineage.of(parent))
         if lineage.since:
             carried = self._carried_commit(lineage.since[-1])
@@ -304,7 +304,7 @@ class ObjectCommitLog:
         return self._commits.decode_carried(self.carried[pointer], pointer)
 
     def write_snapshot(self, backend: Backend, pointer: Pointer) -> tuple[ChainEntry, Manifest]:
-        """Store a version held by `backend`; raises the errors of `Snapshots.frozen` and `Snapshots.store`."""
+        """Snapshot a version held by `backend`; raises the same errors as `Snapshots.frozen` and `Snapshots.store`."""
         assert self.backend_name is not None
         with self.snapshots.frozen(backend, pointer) as frozen:
             return self.snapshots.store(frozen, self.backend_name)
@@ -313,7 +313,7 @@ class ObjectCommitLog:
 
     @contextmanager
     def restore(self, pointer: Pointer, held: Collection[Pointer] = ()) -> Iterator[RestoredVersion]:
-        """Read a version, or an older one on the way to it, without what the newest `held` version already has."""
+        """Yield a version, or an older version on the way to it, as writes since the newest `held` version."""
         is_carried = pointer in self.carried
         commit = self._carried_commit(pointer) if is_carried else self._commits.fetch_newest(pointer)
         with ExitStack() as folders:
@@ -338,11 +338,11 @@ class ObjectCommitLog:
 
     @contextmanager
     def _noting_damage(self, snapshot: ChainEntry) -> Iterator[None]:
-        """Remember that a snapshot is damaged: later restores bypass it."""
+        """Record that a snapshot is damaged, so that later restores bypass it."""
         try:
             yield
         except CorruptionError as exc:
-            # Another error: this one holds the frames that it passed through.
+            # A new error, because the caught error references the frames that it passed through.
             self._damaged[snapshot] = CorruptionError(f"{self.objects.url}/{snapshot.key} cannot be used: {exc}")
             raise
 
@@ -373,7 +373,7 @@ class ObjectCommitLog:
         return replace(plan, chain=(*plan.chain, *later), commits=(*plan.commits, *later))
 
     def _start_of(self, chain: Chain, held: Collection[Pointer], folders: ExitStack) -> _RestorePlan:
-        """Start from the newest local version in a chain, else from its snapshot, downloaded."""
+        """Start from the newest local version in a chain, else from its downloaded snapshot."""
         places = [i for i, entry in enumerate(chain) if entry.pointer in held]
         if places:
             return _RestorePlan(chain[places[-1]].pointer, chain, chain[places[-1] + 1 :])
@@ -400,13 +400,13 @@ class ObjectCommitLog:
         """Return the older chain that a damaged snapshot replaced, and the newest commit on it."""
         first = self._commits.fetch(chain[1]) if len(chain) > 1 else commit
         last = first.lineage.last
-        if last is None:  # the oldest commit begins at nothing
+        if last is None:  # the oldest commit has no predecessor
             return (), first
         before = self._commits.fetch(last)
         return (*before.lineage.chain, last), before
 
     def _thawed_rows(self, written_by: type[Backend], pointer: Pointer, folder: Path) -> dict[str, Run]:
-        """Read a snapshot that another backend wrote, by that backend."""
+        """Read a snapshot's rows through the backend that wrote it."""
         rows = {}
         with (
             local_files.staged_folder(folder.parent, self.new_id(), fsync=False) as home,

@@ -1,28 +1,28 @@
-"""A fence: numbered objects, each put once. Taking a number ends all work under the previous one.
+"""A fence: numbered objects, each put once. Taking a number ends all work under the previous number.
 
 ::
 
     <folder>/00000000000000000001     driver A begins
     <folder>/00000000000000000002     A decides
-    <folder>/00000000000000000003     driver B begins: A's next put, which is of number 3 too, fails
+    <folder>/00000000000000000003     driver B begins: A's next put, also of number 3, fails
 
-Each act is an object of the sequence; nothing is checked before a put or withdrawn after it. Whoever has read the
-newest number may try the next; one attempt succeeds, the others read again::
+Each step is one object; nothing is checked before a put or undone after it. A process that has read the newest number
+may try the next; one attempt succeeds, the others read again::
 
     for _ in looks(storage.url):
         number, newest = fence.newest()
-        ...  # what follows from it, or an error
-        with suppress(ConflictError):  # others were faster: read theirs
+        ...  # decide on the next object, or raise an error
+        with suppress(ConflictError):  # another process was faster: read again
             return fence.take(number + 1, data)
 
 Invariants
 ----------
-* **one successor**: of two that take the number after the same one, the storage refuses one (`put_if_absent`).
-* **closed past**: once number n is taken, no other put of n can succeed, even one that is still on its way.
-* **newest counts**: old numbers are deleted. A process that sleeps until the number after its own is free again puts an
-  object below the newest one. It is never read, and the process learns of it from the listing after its put.
+* **one successor**: if two processes take the same number, the storage refuses one of them (`put_if_absent`).
+* **closed past**: once number n is taken, no other put of n can succeed, even if it is already in flight.
+* **newest counts**: old numbers are deleted. A process that sleeps until its next number is free again puts an object
+  below the newest one; that object is never read, and the listing after the put shows the process its mistake.
 
-Cost: one list and one get to read the newest; one put and one list to take the next one.
+Cost: one list and one get to read the newest object; one put and one list to take the next number.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 T = TypeVar("T")
 
 _DIGITS = 20
-#: Each failed look means that somebody else was faster: at most this many begin at once.
+#: Each failed look means that another process was faster; at most this many are expected to start at once.
 _LOOKS = 100
 _OLD_KEPT = 16
 _NUMBER = re.compile(rf"[0-9]{{{_DIGITS}}}")
@@ -61,19 +61,19 @@ class Fence:
         return number_and_data or (0, None)
 
     def read(self, number: int) -> memoryview:
-        """Return an object. Raises `NotFoundError` if it is not there, or no longer."""
+        """Return an object. Raises `NotFoundError` if it does not exist or was deleted."""
         return self._folder.get(key_of(number))
 
     def take(self, number: int, data: Buffer) -> list[int]:
-        """Put the object of the next number after those the caller has read; return all numbers, this one last.
+        """Put an object under the number after those that the caller has read; return all numbers, the new one last.
 
-        Raises `FencedError` if the number is taken: this object does not count. Raises `ConflictError` if later ones
-        are taken: it may count. With a random id in `data`, only one caller succeeds.
+        Raises `FencedError` if the number is taken: the object does not count. Raises `ConflictError` if later numbers
+        are taken: the object may count. With a random id in `data`, only one caller succeeds.
         """
         try:
             self._folder.put_if_absent(key_of(number), data)
         except ConflictError as exc:
-            raise FencedError("somebody else was first", number=number, storage=self.url) from exc
+            raise FencedError("another process was first", number=number, storage=self.url) from exc
         numbers = self.numbers()
         if numbers[-1:] != [number]:
             raise ConflictError("another process has taken this number", number=number, storage=self.url)
@@ -84,7 +84,7 @@ class Fence:
 
     @staticmethod
     def old(numbers: Sequence[int]) -> Sequence[int]:
-        """Return numbers to delete where only the newest matters; usually none, at times many."""
+        """Return the numbers to delete if only the newest matters; usually none, sometimes many."""
         return numbers[:-_OLD_KEPT] if len(numbers) >= 2 * _OLD_KEPT else ()
 
 
@@ -100,12 +100,12 @@ def newest_among(infos: Iterable[ObjectInfo]) -> ObjectInfo | None:
 
 
 def read_newest(folder: ObjectStorage, read: Callable[[ObjectInfo, Sequence[ObjectInfo]], T]) -> T | None:
-    """Return a fence's newest parsed object, and the listing; None if empty. Raises `NotFoundError` if it is gone."""
+    """Return what `read` returns for a fence's newest object and the listing; None if empty. Raises `NotFoundError`."""
     missing: str | None = None
     while (newest := newest_among(infos := folder.list(""))) is not None:
         try:
             return read(newest, infos)
-        except NotFoundError:  # deleted as an old one since the list, or else lost
+        except NotFoundError:  # deleted as an old object after the list, or lost
             if newest.key == missing:
                 raise
             missing = newest.key

@@ -1,7 +1,7 @@
-"""Stored headers and notes: JSON objects that become typed, frozen values, and nothing else.
+"""Stored headers and notes: parses JSON objects into typed, frozen values.
 
-A stored file is untrusted until it is read here: its checksum proves integrity, not authorship. The annotations of a
-stored dataclass say how to read it::
+A stored file is untrusted until this module has checked it: its checksum proves integrity, not authorship. The
+annotations of a stored dataclass define how it is read::
 
     @dataclass(frozen=True)
     class ShardTimes(Stored):
@@ -13,11 +13,11 @@ stored dataclass say how to read it::
 
 Invariants
 ----------
-* **exact**: a field is present, has exactly its type (``true`` is not a number) and is within its bounds. An unknown
-  field is refused, since it may change what the others mean; only notices for people may have one
-  (``notice=True``).
+* **exact**: every field is present, has exactly its type (``true`` is not a number) and is within its bounds. An
+  unknown field is refused, since it may change the meaning of other fields; only notices for people
+  (``notice=True``) may have unknown fields.
 * **one error**: every fault is a `CorruptionError` that names the object and the field.
-* **bounded**: no value is used before it is checked, and no error repeats a large one.
+* **bounded**: no value is used before it is checked, and no error message repeats a large value.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from holdfast.errors import CorruptionError, InvalidArgumentError
 NUMBER_LIMIT = 1 << 62
 DIGEST = re.compile(r"[0-9a-f]{32}")
 QUERY_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
-#: What annotations add to types: patterns for texts, and other ranges for numbers.
+#: Annotated types: text with a pattern, and numbers with other ranges than the default.
 Digest = Annotated[str, DIGEST]
 PositiveInt = Annotated[int, range(1, NUMBER_LIMIT)]
 #: A number that may be negative, such as a time before 1970.
 SignedInt = Annotated[int, range(1 - NUMBER_LIMIT, NUMBER_LIMIT)]
-#: For a field that has a default, and is not stored.
+#: Marks a field that has a default and is not stored.
 NOT_STORED = "not stored"
 _SHOWN_MAX = 80
 #: Returns a field's value from decoded JSON, given the object's name for errors.
@@ -53,10 +53,10 @@ _KNOWN: dict[type[Any], tuple[_Reader, ...]] = {}
 
 
 class Stored:
-    """A dataclass that is stored as a JSON object; see the module.
+    """A dataclass that is stored as a JSON object; see the module docstring.
 
-    ``Annotated`` bounds a field by a pattern, range, length or `Coding`; an int is 0 or more without. To a class with
-    ``notice=True`` newer releases may add fields.
+    ``Annotated`` constrains a field by a pattern, range, length or `Coding`; a plain int is 0 or more. Newer releases
+    may add fields to a class with ``notice=True``.
     """
 
     _IS_NOTICE: ClassVar[bool] = False
@@ -66,7 +66,7 @@ class Stored:
 
     @classmethod
     def read(cls, values: object, source: str) -> Self:
-        """Read decoded JSON; `source` names it in errors. Raises `CorruptionError`."""
+        """Parse decoded JSON; errors name it `source`. Raises `CorruptionError`."""
         readers = _readers(cls)
         header = Fields(values, source, {reader.key for reader in readers}, is_notice=cls._IS_NOTICE)
         found = cls(**{reader.name: header.value(reader.key, reader.read) for reader in readers})
@@ -75,34 +75,34 @@ class Stored:
 
     @classmethod
     def decode(cls, data: Any, kind: str, source: str) -> Self:
-        """Read the header of a stored file without sections. Raises `CorruptionError`."""
+        """Parse the header of a stored file without sections. Raises `CorruptionError`."""
         return cls.read(stored_file.decode(data, source=source, kind=kind, plain_bytes_max=0).header, source)
 
     def require(self, header: Fields) -> None:
-        """Refuse inconsistent values, which no writer writes."""
+        """Refuse values that contradict each other; subclasses override this."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values that `read` reads."""
+        """Return the JSON object that `read` parses."""
         return {r.key: _plain(r.encode(getattr(self, r.name))) for r in _readers(type(self))}
 
 
 @dataclass(frozen=True)
 class Coding:
-    """How to store a value that JSON lacks: as another type, under the field's or another name."""
+    """How to store a value that JSON cannot represent: as a different type, optionally under a different name."""
 
-    stored: Any  #: The annotation of what is stored
+    stored: Any  #: The annotation of the stored type
     decode: Callable[[Any], Any]  #: Raises ValueError or `CorruptionError`
     encode: Callable[[Any], Any]
     key: str | None = None
 
 
 def coding_of_tables(key: str | None = None) -> Coding:
-    """Return how tables are stored: by name their key and value schemas; `key` as in `Coding`."""
+    """Return the coding of tables, by name with key and value schemas; for `key`, see `Coding`."""
     return Coding(Mapping[str, Annotated[list[str], 2]], decode_schemas, encode_schemas, key)
 
 
 class _Unfit(Exception):  # noqa: N818
-    """A value is not of its field's type."""
+    """A value does not fit its field."""
 
     def __init__(self, value: object) -> None:
         self.value = value
@@ -170,7 +170,7 @@ def _pointer(value: Any, source: str) -> Pointer:
         raise _Unfit(value) from exc
 
 
-#: By type what makes a reader of its bound: a range, or a pattern.
+#: By type, a function that makes a reader from a bound: a range or a pattern.
 _PLAIN: Mapping[Any, Callable[[Any], _Read]] = {
     int: lambda bound: _checked(int, (bound or range(NUMBER_LIMIT)).__contains__),
     str: lambda bound: _checked(str, bound.fullmatch) if bound else _checked(str),
@@ -233,7 +233,7 @@ class Fields:
         missing, unknown = names - values.keys(), set() if is_notice else values.keys() - names
         if missing or unknown:
             self.refuse(
-                "has other fields than this release of holdfast reads: open it with the release that wrote it, or "
+                "has different fields than this release of holdfast reads: open it with the release that wrote it, or "
                 "restore the file if it was altered",
                 missing=sorted(missing) or None,
                 unknown=[_shown(name) for name in sorted(unknown)[:10]] or None,
@@ -249,7 +249,7 @@ class Fields:
         self.refuse("has an invalid field", field=name, found=_shown(value))
 
     def value(self, name: str, read: _Read) -> Any:
-        """Return a field's value as a reader parses it."""
+        """Return a field's value, parsed by `read`."""
         try:
             return read(self._values[name], self.source)
         except _Unfit as exc:
@@ -263,12 +263,12 @@ def refuse(source: str, message: str, **facts: object) -> NoReturn:
 
 
 def refuse_stray(source: str, **facts: object) -> NoReturn:
-    """Raise a `CorruptionError` about an object that claims to be another."""
+    """Raise a `CorruptionError` about an object that was moved or copied."""
     refuse(source, "belongs elsewhere: it was moved or copied", **facts)
 
 
 def _shown(value: object) -> str:
-    """Return a value as an error shows it: nested and huge values as their type only."""
+    """Return a value as text for an error; only the type of nested and huge values."""
     if isinstance(value, str):
         return ascii(value[:_SHOWN_MAX])
     if value is None or (isinstance(value, int | float) and abs(value) < 1 << 64):

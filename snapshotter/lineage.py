@@ -1,4 +1,4 @@
-"""What a version is made of: the objects in durable storage, and the versions since the newest of them.
+"""The lineage of a version: its objects in durable storage, and the versions since the newest object.
 
 ::
 
@@ -6,11 +6,11 @@
     └──────────── chain of 25-ff ────────────────────────┘     └── since ──┘
 
 The commits of 24-ee and 25-ff are **carried**: too small for an object, they travel together in the row of the query's
-pointer. Each commit's header, and each local version's properties, hold this.
+pointer. Each commit's header and each local version's properties hold the lineage.
 
 Invariants
 ----------
-* **ascending**: versions ascend along the chain, and the newest commit object lies below all that came since. So
+* **ascending**: versions ascend along the chain, and the newest commit object is older than all versions in `since`. So
   following a lineage back terminates.
 """
 
@@ -28,13 +28,13 @@ from holdfast.snapshotter.fields import Digest, Fields, Stored
 
 @dataclass(frozen=True)
 class ChainEntry(Stored):
-    """One object that a version is made of."""
+    """One object of a version."""
 
     kind: Annotated[str, re.compile("commit|snapshot")]
     pointer: Pointer  #: The version that the object belongs to
-    size_bytes: int  #: Of the object; of a snapshot, that of its manifest
-    digest: Digest  #: Of the object's bytes; see `holdfast.backends.stored_file`
-    #: What is read with the object: a commit's rows, unpacked; the parts that a snapshot's manifest names
+    size_bytes: int  #: Size of the object; for a snapshot, of its manifest
+    digest: Digest  #: Digest of the object's bytes; see `holdfast.backends.stored_file`
+    #: Size of the content: a commit's rows, uncompressed, or the parts that a snapshot's manifest names
     content_bytes: int = 0
 
     @property
@@ -57,23 +57,23 @@ Chain = tuple[ChainEntry, ...]
 
 
 def require_chain(chain: Chain, header: Fields) -> None:
-    """Refuse a chain unless it is at most one snapshot, then commits with ascending versions."""
+    """Refuse a chain unless it consists of at most one snapshot, then commits with ascending versions."""
     if any(entry.kind != "commit" for entry in chain[1:]):
         header.refuse("names a snapshot among its commits")
     for older, newer in pairwise(chain):
-        # A snapshot may be of an attempt at the version that its first commit belongs to.
+        # A snapshot may belong to an attempt at the same version as its first commit.
         if older.version > newer.version or (older.version == newer.version and older.kind == "commit"):
-            header.refuse("is made of versions that do not ascend", older=older.pointer, newer=newer.pointer)
+            header.refuse("has versions that do not ascend", older=older.pointer, newer=newer.pointer)
 
 
 @dataclass(frozen=True)
 class Lineage(Stored):
-    """What a version is made of."""
+    """The objects and the carried commits that make up a version."""
 
     chain: Chain = ()  #: At most one snapshot, which is the first; then commits, oldest first
     since: tuple[Pointer, ...] = ()  #: Versions since the newest object, oldest first: their commits are carried
-    #: The newest commit object, even if a snapshot replaces it in the chain: commits' headers lead back to older
-    #: ones, and to the snapshots they build on.
+    #: The newest commit object, even if a snapshot replaces it in the chain: commit headers lead back to older
+    #: commits, and to the snapshots they build on.
     last: ChainEntry | None = None
 
     @classmethod
@@ -87,7 +87,7 @@ class Lineage(Stored):
         if last is not None and last.kind != "commit":
             header.refuse("follows a snapshot instead of a commit", pointer=last.pointer)
         if commits and last != commits[-1]:
-            header.refuse("follows another commit than the last one of its chain")
+            header.refuse("follows a different commit than the last one of its chain")
         if not commits and last is not None and self.snapshot is not None and last.version > self.snapshot.version:
             header.refuse("builds on a snapshot that is older than the commit it follows", pointer=last.pointer)
         versions = [*([last.version] if last else []), *(pointer.version for pointer in self.since)]
@@ -104,7 +104,7 @@ class Lineage(Stored):
 
     @property
     def versions(self) -> set[Pointer]:
-        """The versions after the snapshot's; each may have a snapshot of its own by now."""
+        """The versions after the snapshot; each may have its own snapshot by now."""
         named = {*self.since, *(entry.pointer for entry in self.commits)}
         return named if self.snapshot is None else {p for p in named if p.version > self.snapshot.version}
 
@@ -116,7 +116,7 @@ class Lineage(Stored):
         return version - oldest + 1
 
     def with_snapshots(self, snapshots: Mapping[Pointer, ChainEntry]) -> Lineage:
-        """Return the lineage with the newest of these snapshots in place of the objects that it replaces."""
+        """Return the lineage with the newest of `snapshots` in place of the objects that it replaces."""
         for pointer in reversed(self.since):
             if pointer in snapshots:
                 return Lineage((snapshots[pointer],), self.since, self.last)

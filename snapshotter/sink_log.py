@@ -1,23 +1,23 @@
-"""The log of a sink: which query writes to it, and which micro-batches it has decided to show.
+"""The log of a sink: the query that writes to it, and the micro-batches that were decided.
 
 ::
 
     _sinks/<sink>/00000000000000000017      kind "sink-entry", see `Entry`
 
-    begin     a driver starts: from now on it may decide, and drivers that started before it may not
-    decide    a micro-batch will be visible: the handles of all its parts
-    continue  a query that was restored from a savepoint takes the place of the one that was saved, for good
+    begin     a driver starts: from now on it may decide, and drivers that started earlier may not
+    decide    a micro-batch will become visible; holds the handles of all its partitions
+    continue  a query restored from a savepoint replaces the saved query, for good
 
-The log is a fence (`holdfast.snapshotter.fence`). A driver appends to what it has read, and fails if anybody else has
-appended since. So once an entry is stored, what was prepared before it and is in no decision stays undecided: it
-may be aborted.
+The log is a fence (`holdfast.snapshotter.fence`). A driver appends after the entry it has read, and fails if another
+driver has appended since. So once an entry is stored, rows prepared before it that are in no decision will never be
+decided, and may be aborted.
 
 Invariants
 ----------
-* **once**: a micro-batch is decided once: a query repeats none that was decided.
-* **one query**: the query of the newest entry writes under the name; another one needs the user's consent.
-* **bounded**: the newest entry names the decision that a start needs. As many entries are kept as versions of the state
-  are, for people to look at; a micro-batch without rows has none.
+* **once**: a micro-batch is decided once: a query never decides it again.
+* **one query**: only the query of the newest entry writes under the name; a different query needs the user's consent.
+* **bounded**: the newest entry names the decision that a start needs. As many entries are kept as versions of the
+  state, for inspection; a micro-batch without rows has no entry.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ SINK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _HANDLES_BYTES_MAX = 15 << 20
 #: Old entries are deleted this many at a time, in one request.
 _PRUNED_EACH = 16
-#: A start asks the target about each.
+#: How many replaced queries to keep; a start asks the target about each.
 _ENDED_KEPT = 2
 
 
 def checked_sink(name: object) -> str:
-    """Return a sink's name if every storage and target can hold it. Raises `InvalidArgumentError` if none can."""
+    """Return a sink's name if every storage and target accepts it. Raises `InvalidArgumentError`."""
     if not isinstance(name, str) or not SINK.fullmatch(name):
         raise InvalidArgumentError(
             "a sink's name has letters, digits, _ and -, begins with a letter or digit and has at most 100 characters",
@@ -70,17 +70,17 @@ def checked_sink(name: object) -> str:
 
 
 def plan_of(batch: str, sources: Iterable[tuple[str, str]]) -> str:
-    """Return the digest that distinguishes a micro-batch from others with its number and beginning.
+    """Return a digest that distinguishes a micro-batch's plan from other plans with the same number.
 
-    Equal offsets alone do not mean equal results: replanned later, more timers are due, and a file source's offsets may
-    stand for other files. So the digest covers the logged time and settings in `batch`, too.
+    Equal offsets do not mean equal results: a later plan has more due timers, and a file source's offsets may refer to
+    different files. So the digest covers the sources and the time that Spark logged in `batch`.
     """
     facts = [sorted(sources), json.loads(batch).get("batchTimestampMs")]
     return xxhash.xxh3_128_hexdigest(json.dumps(facts).encode())
 
 
 def place_digest(location: str) -> str:
-    """Return the digest that distinguishes a checkpoint location from others; empty for an invalid URL."""
+    """Return a digest that identifies a checkpoint location; empty for an invalid URL."""
     try:
         return xxhash.xxh3_128_hexdigest(str(parse_url(location).for_spark).rstrip("/").encode())
     except InvalidArgumentError:
@@ -89,35 +89,35 @@ def place_digest(location: str) -> str:
 
 @dataclass(frozen=True)
 class Entry(Stored):
-    """One entry of a sink's log: the beginning of a driver's run, or a decision."""
+    """One entry of a sink's log: the start of a driver's run, or a decision."""
 
     sink: Annotated[str, SINK]
-    number: PositiveInt  #: Its place in the log, from 1
+    number: PositiveInt  #: Position in the log, from 1
     query_id: Annotated[str, QUERY_ID]
     #: A random id of the run, so that no two drivers append the same bytes
     driver: Annotated[str, re.compile("[0-9a-f]{1,64}")]
-    #: The number of the newest decision that the next start must see committed: its own, or an earlier one. 0 if there
-    #: is none.
+    #: The number of the newest decision that the next start must see committed: this entry or an earlier decision. 0 if
+    #: there is none.
     decided: int = 0
-    ending: tuple[str, ...] = ()  #: Other queries, replaced by this one, of which something prepared may be left
-    batch_id: int | None = None  #: The micro-batch that is decided; None of a beginning
-    #: The micro-batch that this query had decided before this one; -1 if there is none
+    ending: tuple[str, ...] = ()  #: Queries that this query has replaced and that may have left prepared rows
+    batch_id: int | None = None  #: The decided micro-batch; None for a start
+    #: The micro-batch that this query decided previously; -1 if there is none
     before: Annotated[int, range(-1, NUMBER_LIMIT)] = -1
-    rows: int = 0  #: Of all partitions
-    #: Of what the workers prepared, by partition, in the sink's own form
+    rows: int = 0  #: Number of rows in all partitions
+    #: What the workers prepared, by partition, in the sink's own format
     handles: tuple[Mapping[str, Any], ...] = ()
-    #: A digest of the driver's machine, and its process; empty if another process may continue the run
+    #: A digest of the driver's machine, and its process; empty if a different process may continue the run
     process: Annotated[str, re.compile(r"([0-9a-f]{16}\.[0-9]{1,9}-[0-9]{1,18})?")] = ""
     at_ms: int = 0  #: When it was appended, by the driver's clock
-    #: The plan, as of `plan_of`, of the micro-batch that is decided or stood for; empty if unknown
+    #: `plan_of` the micro-batch in `batch_id` or `stands_for`; empty if unknown
     plan: Annotated[str, re.compile(rf"({DIGEST.pattern})?")] = ""
-    #: Of a query that continues or replaces another, until it decides: its own micro-batch that the last decision
-    #: already shows, whose rows are dropped; -1 if there is none. None of any other query.
+    #: For a query that continues or replaces another query, until it decides: its own micro-batch that the last
+    #: decision already covers, whose rows are dropped; -1 if there is none. None for any other query.
     stands_for: SignedInt | None = None
-    #: The last queries that were replaced, newest last: a driver of theirs that wakes up may still
-    #: prepare something, which it cannot decide
+    #: The last replaced queries, newest last: a driver of such a query may wake up and still prepare rows, but it
+    #: cannot decide
     ended: tuple[str, ...] = ()
-    location: Annotated[str, re.compile(rf"({DIGEST.pattern})?")] = ""  #: As of `place_digest`; empty if unknown
+    location: Annotated[str, re.compile(rf"({DIGEST.pattern})?")] = ""  #: See `place_digest`; empty if unknown
 
     def require(self, header: Fields) -> None:
         if self.decided > self.number:
@@ -127,7 +127,7 @@ class Entry(Stored):
             header.refuse("contradicts itself", decided=self.decided, batch=self.batch_id)
 
     def is_of_plan(self, plan: str) -> bool:
-        """Tell whether it matches Spark's plan; True if either plan is unknown."""
+        """Return whether the entry matches a plan; True if either plan is unknown."""
         return not (plan and self.plan) or plan == self.plan
 
     @property
@@ -136,16 +136,16 @@ class Entry(Stored):
 
     @property
     def continues(self) -> bool:
-        """Whether its query takes over from ended ones, and has decided nothing itself."""
+        """Whether the query takes over from ended queries and has decided nothing itself."""
         return self.stands_for is not None
 
     def ended_before(self, query_id: str, ending: Collection[str]) -> tuple[str, ...]:
-        """Return `ended` of the next entry: queries that this one has ended, or that need no ending any more."""
+        """Return `ended` for the next entry: replaced queries that are not in `ending`."""
         found = dict.fromkeys((*self.ended, *self.ending))
         return tuple(one for one in found if one != query_id and one not in ending)[-_ENDED_KEPT:]
 
     def newest_batch(self, decision: Entry | None, query_id: str) -> int | None:
-        """Return the newest decided micro-batch of a query: -1 for none, None if the sink went to another query."""
+        """Return a query's newest decided micro-batch: -1 for none, None if the sink belongs to a different query."""
         if decision is not None and decision.query_id == query_id:
             return decision.batch_id
         if self.query_id != query_id:
@@ -154,7 +154,7 @@ class Entry(Stored):
 
 
 class SinkLog:
-    """The log of one sink in a state directory. Threads: one, the driver's."""
+    """The log of one sink in a state directory. Threads: only the driver's."""
 
     def __init__(self, storage: ObjectStorage, sink: str) -> None:
         self.sink = sink
@@ -167,12 +167,12 @@ class SinkLog:
         return None if data is None else self._decoded(number, data)
 
     def latest(self) -> tuple[Entry | None, Entry | None]:
-        """Return the newest entry of a live log, and its newest decision. Raises `StateLostError` if deleted."""
+        """Return the newest entry and decision of a log in use. Raises `StateLostError` if the decision was deleted."""
         entry = self.newest()
         while True:
             try:
                 return entry, self.decision(entry)
-            except NotFoundError as exc:  # deleted as an old one since, or else lost
+            except NotFoundError as exc:  # deleted as an old entry meanwhile, or lost
                 found, entry = entry, self.newest()
                 if entry == found:
                     raise StateLostError(
@@ -186,10 +186,10 @@ class SinkLog:
         return entry if entry.decided == entry.number else self.read(entry.decided)
 
     def names(self, query_id: str, restored_from: str | None) -> bool:
-        """Tell whether a query may be the writer of a damaged log, by its newest whole entry and decision.
+        """Return whether a query may be the writer of a damaged log, by its newest whole entry and decision.
 
-        Two newer ones that name nobody may be any query's, which has begun and decided. One may be a restored query's,
-        which takes the place of the query before it, or of another one restored from that. An ended query is no writer.
+        Two newer entries without a query id may belong to any query, which began and decided. One such entry may belong
+        to a restored query, which replaces the last query or another query restored from it. An ended query is none.
         """
         oldest = nameless = 0
         may_continue = False
@@ -219,16 +219,16 @@ class SinkLog:
         return entry
 
     def append(self, entry: Entry) -> None:
-        """Store the entry after the newest that was read; a decision's micro-batch will be visible from here on.
+        """Store an entry after the newest entry that was read; once a decision is stored, its rows will become visible.
 
-        After `FencedError` or `InvalidArgumentError` the entry does not count; after `ConflictError` it may, and later
-        drivers act upon it; after `UnavailableError` that is unknown.
+        After `FencedError` or `InvalidArgumentError` the entry does not count; after `ConflictError` it may count, and
+        later drivers act on it; after `UnavailableError` it is unknown whether it counts.
         """
         header = entry.to_json()
         size_bytes = len(json.dumps(header["handles"]))
         if size_bytes > _HANDLES_BYTES_MAX:
             raise InvalidArgumentError(
-                "the sink's handles are too large to be stored: write fewer partitions, with coalesce",
+                "the sink's handles are too large to store: write fewer partitions, with coalesce",
                 sink=self.sink,
                 handles=len(entry.handles),
                 size_bytes=size_bytes,
@@ -237,7 +237,7 @@ class SinkLog:
         self._kept = self._fence.take(entry.number, stored_file.encode(KIND, header)[0])
 
     def prune(self, entry: Entry, retained: int) -> None:
-        """Delete entries older than the newest `retained`, now and then. Raises `UnavailableError`."""
+        """Delete entries older than the newest `retained`, in batches. Raises `UnavailableError`."""
         surplus = len(self._kept) - max(2, retained)
         if surplus >= _PRUNED_EACH:
             needed = {entry.number, entry.decided}
@@ -246,10 +246,10 @@ class SinkLog:
 
 @dataclass(frozen=True)
 class StoredSink:
-    """The log of one sink, as a listing showed it."""
+    """The log of one sink, as found in a listing."""
 
     sink: str
-    numbers: tuple[int, ...]  #: Of its entries, in order
+    numbers: tuple[int, ...]  #: Numbers of its entries, in order
     size_bytes: int
     modified_ms: int  #: When the newest object was stored, by the store's clock, in ms since 1970
 
@@ -265,7 +265,7 @@ class SinkState:
 
     @classmethod
     def read(cls, storage: ObjectStorage, stored: StoredSink) -> SinkState:
-        """Return a sink as its log has it now, or the damage."""
+        """Read a sink's log; return its current state, or the damage found."""
         log = SinkLog(storage, stored.sink)
         try:
             newest = log.read(stored.numbers[-1])

@@ -1,4 +1,4 @@
-"""Snapshots of one shard: the files that a backend froze, stored once each, and a manifest that names them.
+"""Snapshots of one shard: the files that a backend froze, each stored once, and a manifest that names them.
 
 ::
 
@@ -7,7 +7,7 @@
 
     <operator>/shard-0003/
         snapshots/20-aa…-7c1e…     manifest of version 20-aa…
-        files/5f0c1d…-0            parts of a file, at most `PART_BYTES` of it in each; kind "part"
+        files/5f0c1d…-0            parts of a file, of at most `PART_BYTES` each; kind "part"
         files/5f0c1d…-1
         files/91be07…-0
 
@@ -15,21 +15,21 @@ A file that an earlier snapshot stored is not stored again: the new manifest nam
 objects so that they are transferred in parallel.
 
 Both local folders lie in the shard's directory. Links keep the files while they are uploaded, even if the version is
-dropped. A process locks the folder it uses; `Snapshots.remove_leftovers` sweeps what killed processes left.
+dropped. A process locks the folder it uses; `Snapshots.remove_leftovers` removes leftovers of killed processes.
 
-``<shard directory>/snapshots/<version>-<commit id>`` tells every process of the executor that this version has a
-snapshot, for later commits to build on, and which local files it stored, so that the next snapshot does not send them
-again. A lost note only costs work.
+The note ``<shard directory>/snapshots/<version>-<commit id>`` tells every process of the executor that the version has
+a snapshot, on which later commits can build, and which local files the snapshot stored, so that the next snapshot does
+not upload them again. A lost note only costs work.
 
-A chain of commits is bounded in objects and in bytes. By default the bytes follow the state, so a restore reads at most
-about twice the snapshot.
+A chain of commits is limited in objects and in bytes. By default the limit in bytes follows the size of the state, so a
+restore reads at most about twice the snapshot.
 
 Invariants
 ----------
 * **last**: a manifest is stored after all parts that it names.
 * **contained**: names and keys are checked when a manifest is read: no file lands outside its folder, and no part
   is taken from another shard.
-* **bounded**: a part never unpacks to more than `PART_BYTES_MAX`, whatever a manifest says.
+* **bounded**: a part never decodes to more than `PART_BYTES_MAX`, whatever a manifest declares.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 KIND, PART_KIND = "snapshot", "part"
-#: Bytes of a file in one part; a reader goes by the manifest.
+#: Bytes of a file per part; readers use the manifest's value.
 PART_BYTES = 8 << 20
-#: The largest value that a manifest may give.
+#: The largest value that a manifest may have.
 PART_BYTES_MAX = 64 << 20
-#: The size of the largest object that holds a part.
+#: The largest size of an object that holds a part.
 PART_OBJECT_BYTES_MAX = PART_BYTES_MAX + stored_file.END_BYTES_MAX
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 PART_NAME = re.compile(r"files/[0-9a-z]{8,40}-[0-9]{1,9}")
-#: Bytes of a file in each of its parts but the last one.
+#: Bytes of a file in each of its parts except the last.
 PartBytes = Annotated[int, range(1, PART_BYTES_MAX + 1)]
 
 
@@ -75,9 +75,9 @@ PartBytes = Annotated[int, range(1, PART_BYTES_MAX + 1)]
 class Part(Stored):
     """An object that holds a stretch of a file."""
 
-    key: Annotated[str, PART_NAME]  #: Below the shard
-    size_bytes: Annotated[int, range(PART_OBJECT_BYTES_MAX + 1)]  #: Of the object
-    digest: Digest  #: Of the object; see `holdfast.backends.stored_file`
+    key: Annotated[str, PART_NAME]  #: The object's key below the shard's folder
+    size_bytes: Annotated[int, range(PART_OBJECT_BYTES_MAX + 1)]  #: Size of the object
+    digest: Digest  #: Digest of the object; see `holdfast.backends.stored_file`
 
 
 @dataclass(frozen=True)
@@ -91,18 +91,18 @@ class _PartHeader(Stored):
 class SnapshotFile(Stored):
     """One file of a snapshot."""
 
-    name: Annotated[str, _FILE_NAME]  #: Its name in the folder that the backend takes over
-    size_bytes: int  #: Of the file
-    modified_ns: int  #: When it was modified; a restored file gets that time again
-    parts: tuple[Part, ...]  #: In the order of their bytes
+    name: Annotated[str, _FILE_NAME]  #: The file's name in the folder that the backend takes over
+    size_bytes: int  #: Size of the file
+    modified_ns: int  #: Modification time, which a restore sets again
+    parts: tuple[Part, ...]  #: In file order
 
     def require_parts(self, part_bytes: int, header: Fields) -> None:
         """Refuse a file whose size does not match its parts of `part_bytes` each."""
         if len(self.parts) != number_of_parts(self.size_bytes, part_bytes):
-            header.refuse(f"names a file of {self.size_bytes} bytes that cannot lie in {len(self.parts)} parts")
+            header.refuse(f"names a file of {self.size_bytes} bytes, which does not match its {len(self.parts)} parts")
         for part, size_bytes in self.sizes_of_parts(part_bytes):
             if size_bytes > part.size_bytes * stored_file.EXPANSION_MAX:
-                header.refuse("names a part that holds more bytes than it can", part=part.key, size_bytes=size_bytes)
+                header.refuse("names a part of an impossible size", part=part.key, size_bytes=size_bytes)
 
     @property
     def stored_bytes(self) -> int:
@@ -114,35 +114,35 @@ class SnapshotFile(Stored):
             yield part, min(part_bytes, self.size_bytes - index * part_bytes)
 
     def missing(self, size_of: Callable[[str], int | None]) -> Iterator[Part]:
-        """Yield the parts that are missing or of a wrong size; `size_of` returns the bytes of a key, or None."""
+        """Yield the parts that are missing or have the wrong size; `size_of` returns the size of a key, or None."""
         return (part for part in self.parts if size_of(part.key) != part.size_bytes)
 
 
 @dataclass(frozen=True)
 class CleanedUp(Stored):
-    """A lineage's record of clean-ups, so that no process needs to remember it."""
+    """A lineage's record of clean-ups, stored because no process lives long enough to remember it."""
 
-    below: int = 0  #: All commits and snapshots of lower version numbers were deleted; 0 where nothing ever was
+    below: int = 0  #: All commits and snapshots with lower version numbers were deleted; 0 if none were
     snapshots_since: int = 1  #: Snapshots of the lineage since the last clean-up, this one included
 
 
-#: Of a first snapshot.
+#: The record in a first snapshot.
 NEVER_CLEANED_UP = CleanedUp()
 
 
 @dataclass(frozen=True)
 class Manifest(Stored):
-    """One snapshot."""
+    """The manifest of one snapshot."""
 
-    pointer: Pointer  #: The version
-    shard: str  #: The shard's place in the storage: ``totals/shard-0003``
+    pointer: Pointer  #: The snapshot's version
+    shard: str  #: The shard's folder in the storage: ``totals/shard-0003``
     #: The name of the backend that froze the files, and can open them
     backend: Annotated[str, re.compile(r"[^\x00-\x1f\x7f]{1,255}")]
     part_bytes: PartBytes
     files: tuple[SnapshotFile, ...]
-    replaced: Chain  #: The chain that the snapshot stands for; see `holdfast.snapshotter.lineage`
-    new_bytes: int  #: Stored for this snapshot; the other files were there
-    #: When, by the clock of who wrote it, in ms since 1970. To show, and for ``snapshot.intervalSeconds``.
+    replaced: Chain  #: The chain that the snapshot replaces; see `holdfast.snapshotter.lineage`
+    new_bytes: int  #: Bytes stored for this snapshot; the other files were already stored
+    #: Time of writing, by the writer's clock, in ms since 1970; for display and for ``snapshot.intervalSeconds``
     written_ms: int
     cleaned: CleanedUp = NEVER_CLEANED_UP
 
@@ -153,7 +153,7 @@ class Manifest(Stored):
         if len({file.name for file in self.files}) != len(self.files):
             header.refuse("names a file twice")
         if self.replaced and self.replaced[-1].version > self.pointer.version:
-            header.refuse("stands for a version that is not older", newer=self.replaced[-1].pointer)
+            header.refuse("replaces a newer version", newer=self.replaced[-1].pointer)
 
     @property
     def stored_bytes(self) -> int:
@@ -166,7 +166,7 @@ class Manifest(Stored):
 
 
 def read_manifest(data: Any, shard: str, source: str, key: str) -> tuple[Manifest, ChainEntry]:
-    """Return a stored manifest and its chain entry, checked against shard and key. Raises `CorruptionError`."""
+    """Decode a manifest, and check its shard and key; return it and its chain entry. Raises `CorruptionError`."""
     stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=0)
     manifest = Manifest.read(stored.header, source)
     entry = ChainEntry(KIND, manifest.pointer, stored.size_bytes, stored.digest, manifest.stored_bytes)
@@ -176,7 +176,7 @@ def read_manifest(data: Any, shard: str, source: str, key: str) -> tuple[Manifes
 
 
 def read_part(data: Any, shard: str, source: str, *, plain_bytes: int | None = None) -> stored_file.StoredFile:
-    """Return a part with its section ``data``, of `plain_bytes` if known. Raises `CorruptionError`."""
+    """Decode a part, whose section ``data`` must have `plain_bytes` if given. Raises `CorruptionError`."""
     stored = stored_file.decode(
         data, source=source, kind=PART_KIND, plain_bytes=plain_bytes, plain_bytes_max=PART_BYTES_MAX
     )
@@ -187,39 +187,39 @@ def read_part(data: Any, shard: str, source: str, *, plain_bytes: int | None = N
 
 
 def number_of_parts(size_bytes: int, part_bytes: int) -> int:
-    """Return how many parts a file has; an empty one has one."""
+    """Return how many parts a file has; an empty file has one."""
     return max(1, -(-size_bytes // part_bytes))
 
 
 _SAMPLE_BYTES = 64 << 10
-# RocksDB's tables, already compressed, would shrink by 5 %, at half of an upload's CPU time.
+# Compressing RocksDB's tables, which are compressed already, would save 5 % and take half of an upload's CPU time.
 _WORTH_FRAMING = 0.8
 _NOTE_KIND = "snapshot-note"
-#: Chains that a running attempt may still shorten end at one of the newest.
+#: Notes to keep: a running attempt can build only on one of the newest snapshots.
 _KEPT = 4
-#: Identifies a local file: inode, size in bytes and time of modification in ns. Another file of the same name and size
-#: differs; a link to it, or the file after its folder was renamed, does not.
+#: Identifies a local file: inode, size in bytes and modification time in ns. A different file with the same name and
+#: size has a different identity; a hard link, or the file in a renamed folder, has the same.
 Identity = tuple[int, ...]
-#: Half the grace period of clean-ups for what no manifest names; see `holdfast.snapshotter.upkeep.retention`.
+#: Half the grace period of clean-ups for objects that no manifest names; see `holdfast.snapshotter.upkeep.retention`.
 SURE_FOR_MS = 30 * 60_000
-# Multiples of the wanted length: above the first, each micro-batch waits for a snapshot; above the second it fails.
+# Multiples of the wanted chain length: above the first, a micro-batch waits for a snapshot; above the second, it fails.
 _OVERDUE, _FULL = 4, 16
-#: Below this, commits do not count: reading them is cheaper than a snapshot.
+#: Fewer bytes of commits never make a snapshot due: reading them is cheaper than a snapshot.
 MIN_BYTES = 64 << 20
 
 
 def upload_files(
     paths: Iterable[Path], part_bytes: int, shard: PrefixedStorage, executor: Executor, new_id: Callable[[], str]
 ) -> list[SnapshotFile]:
-    """Store local files in parts of `part_bytes`, the last one smaller, and return where their bytes are."""
-    # Reused: allocating memory costs more than all other work on a part.
+    """Store local files in parts of at most `part_bytes`; return the files with their parts."""
+    # Buffers are reused: allocating memory costs more than all other work on a part.
     buffers: list[bytearray] = []
 
     def send(piece: tuple[Path, str, int, int]) -> Part:
         path, key, offset, size_bytes = piece
         try:
             buffer = buffers.pop()
-        except IndexError:  # all are in use
+        except IndexError:  # all buffers are in use
             buffer = bytearray(part_bytes + stored_file.END_BYTES_MAX)
         data, digest = _encode_part(path, offset, size_bytes, shard.prefix, buffer)
         shard.put(key, data)
@@ -242,13 +242,13 @@ def upload_files(
 
 
 def _encode_part(path: Path, offset: int, plain_bytes: int, shard: str, buffer: bytearray) -> tuple[memoryview, str]:
-    """Read a part of a file into a buffer, and make a stored file of it there."""
+    """Read a part of a file into a buffer, and encode it there as a stored file."""
     data = memoryview(buffer)[:plain_bytes]
     with local_files.reading(path), path.open("rb", buffering=0) as file:
         found_bytes = read_at(file.fileno(), data, offset)
     if found_bytes < plain_bytes:
         raise UnavailableError(
-            f"{path} was cut while it was stored: keep other programs from writing to that directory",
+            f"{path} was truncated while it was uploaded: keep other programs from writing to that directory",
             end_bytes=offset + found_bytes,
         )
     size_bytes, encoding = plain_bytes, "plain"
@@ -287,7 +287,7 @@ def download_files(
 
 
 def make_empty(folder: Path, file: SnapshotFile) -> Path:
-    """Make a file of a snapshot in its size, with zeros for bytes; return its path."""
+    """Create a snapshot's file at full size, filled with zeros; return its path."""
     path = folder / file.name
     with local_files.writing(path), open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
         out.truncate(file.size_bytes)
@@ -295,14 +295,14 @@ def make_empty(folder: Path, file: SnapshotFile) -> Path:
 
 
 def fetch_part(shard: PrefixedStorage, part: Part, size_bytes: int) -> pa.Buffer:
-    """Return the bytes of a file that a part holds. Raises `CorruptionError`. `size_bytes`: their expected number."""
+    """Fetch a part, and return the `size_bytes` of the file that it holds. Raises `CorruptionError`."""
     source = f"{shard.url}/{part.key}"
     try:
         data = shard.get(part.key, part.size_bytes)
     except NotFoundError as exc:
         raise CorruptionError(f"{source} is missing, and a snapshot needs it") from exc
     if len(data) != part.size_bytes:
-        raise CorruptionError(f"{source} was cut or altered", size_bytes=len(data), expected=part.size_bytes)
+        raise CorruptionError(f"{source} has the wrong size", size_bytes=len(data), expected=part.size_bytes)
     stored = read_part(data, shard.prefix, source, plain_bytes=size_bytes)
     if stored.digest != part.digest:
         raise CorruptionError(f"{source} is not the object that the snapshot names: it was replaced")
@@ -310,7 +310,7 @@ def fetch_part(shard: PrefixedStorage, part: Part, size_bytes: int) -> pa.Buffer
 
 
 def _require_room(files: Iterable[SnapshotFile], shard: PrefixedStorage, folder: Path) -> None:
-    """Raise if files of this size are impossible, or local storage has no room for them."""
+    """Raise if local storage has no room for files, or if their declared sizes do not match their parts."""
     wanted_bytes = sum(file.size_bytes for file in files)
     with local_files.writing(folder):
         free_bytes = shutil.disk_usage(folder).free
@@ -319,7 +319,7 @@ def _require_room(files: Iterable[SnapshotFile], shard: PrefixedStorage, folder:
     stored = {info.key: info.size_bytes for info in shard.list("files/")}
     for part in (part for file in files for part in file.missing(stored.get)):
         raise CorruptionError(
-            f"{shard.url}/{part.key} is missing, or has a different size than the snapshot says",
+            f"{shard.url}/{part.key} is missing or has a different size than the snapshot declares",
             size_bytes=stored.get(part.key),
             expected=part.size_bytes,
         )
@@ -327,7 +327,7 @@ def _require_room(files: Iterable[SnapshotFile], shard: PrefixedStorage, folder:
 
 
 def identity_of(path: Path) -> Identity:
-    """Return the identity of a local file. Raises `NotFoundError` if it is not there."""
+    """Return the identity of a local file. Raises `NotFoundError` if it is missing."""
     with local_files.reading(path):
         found = os.stat(path)
     return found.st_ino, found.st_size, found.st_mtime_ns
@@ -343,9 +343,9 @@ class NotedFile(Stored):
 
 @dataclass(frozen=True)
 class SnapshotNote(Stored):
-    """An executor's knowledge of a snapshot, without asking the storage."""
+    """An executor's local record of a snapshot, which saves requests to the storage."""
 
-    entry: ChainEntry  #: What names the snapshot
+    entry: ChainEntry  #: The snapshot's entry in a chain
     files: tuple[NotedFile, ...]
     part_bytes: PartBytes
     written_ms: int  #: See `Manifest`
@@ -368,7 +368,7 @@ class SnapshotNotes:
         self._new_id = new_id
 
     def leave(self, entry: ChainEntry, manifest: Manifest, files: Iterable[tuple[Identity, SnapshotFile]]) -> None:
-        """Note a snapshot and which local files it stored. Only the latest notes are kept."""
+        """Record a snapshot and the local files that it stored; keep only the latest notes."""
         stored = tuple(NotedFile(identity, file) for identity, file in files)
         note = SnapshotNote(entry, stored, manifest.part_bytes, manifest.written_ms, manifest.cleaned)
         data, _ = stored_file.encode(_NOTE_KIND, note.to_json())
@@ -379,7 +379,7 @@ class SnapshotNotes:
             try:
                 with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                     file.write(data)
-                # By order, even if the clock was set back.
+                # Later than all older notes, even if the clock was set back.
                 left_ns = max(temporary.stat().st_mtime_ns, *(left_ns + 1 for left_ns, _ in older), 0)
                 os.utime(temporary, ns=(left_ns, left_ns))
                 temporary.rename(self._folder / str(entry.pointer))
@@ -390,7 +390,7 @@ class SnapshotNotes:
                 (self._folder / str(pointer)).unlink(missing_ok=True)
 
     def _left(self) -> list[tuple[int, Pointer]]:
-        """Return when each note was left, in ns, and its version."""
+        """Return the time of each note, in ns, and its version."""
         found = []
         for name in local_files.list_folder(self._folder):
             with suppress(InvalidArgumentError, FileNotFoundError):
@@ -398,19 +398,19 @@ class SnapshotNotes:
         return found
 
     def apply_to(self, lineage: Lineage) -> Lineage:
-        """Return a lineage with the newest noted snapshot of its versions."""
+        """Return a lineage that begins at the newest noted snapshot of its versions, if any."""
         there = {*local_files.list_folder(self._folder)}
         noted = [self._read(pointer) for pointer in lineage.versions if str(pointer) in there]
         entries = {note.entry.pointer: note.entry for note in noted if note is not None}
         return lineage.with_snapshots(entries) if entries else lineage
 
     def note_of(self, entry: ChainEntry) -> SnapshotNote | None:
-        """Return the note of a snapshot; None if it is gone or belongs to another."""
+        """Return the note of a snapshot; None if it is missing or belongs to a different snapshot."""
         note = self._read(entry.pointer)
         return note if note is not None and note.entry == entry else None
 
     def _read(self, pointer: Pointer) -> SnapshotNote | None:
-        """Return the note of a version; None if none is readable."""
+        """Return the note of a version; None if it is missing or unreadable."""
         path = self._folder / str(pointer)
         try:
             note = SnapshotNote.read(local_files.read_header(path, _NOTE_KIND), str(path))
@@ -421,13 +421,13 @@ class SnapshotNotes:
 
 @dataclass(frozen=True)
 class Frozen:
-    """A version whose files are held for the upload."""
+    """A version whose files are kept for an upload."""
 
     pointer: Pointer
-    folder: Path  #: Holds links to the files
-    names: tuple[str, ...]  #: Of all of them, sorted
-    lineage: Lineage  #: What the version is made of
-    since_ms: int  #: When that was looked up, in ms that never go back
+    folder: Path  #: Holds hard links to the files
+    names: tuple[str, ...]  #: Names of all files, sorted
+    lineage: Lineage  #: The version's lineage
+    since_ms: int  #: Monotonic time at which the lineage was read, in ms
 
 
 class Snapshots:
@@ -450,7 +450,7 @@ class Snapshots:
 
     @contextmanager
     def frozen(self, backend: Backend, pointer: Pointer) -> Iterator[Frozen]:
-        """Keep a version's files readable in the context, even if it is dropped or the backend closed."""
+        """Keep a version's files readable within the context, even if the version is dropped or the backend closed."""
         since_ms = clock.monotonic_ms()
         lineage = self.notes.apply_to(Lineage.of(backend.properties(pointer)))
         with local_files.staged_folder(self._uploading, self._new_id(), fsync=False) as staged:
@@ -462,9 +462,9 @@ class Snapshots:
     def store(
         self, frozen: Frozen, backend_name: str, cleaned: CleanedUp = NEVER_CLEANED_UP, *, is_sure: bool = True
     ) -> tuple[ChainEntry, Manifest]:
-        """Store a version, and note it for later commits; unless `is_sure`, list which earlier parts exist."""
+        """Store a snapshot, and note it for later commits; unless `is_sure`, check which earlier parts still exist."""
         folder, names, lineage = frozen.folder, frozen.names, frozen.lineage
-        # Only the version's own base is safe from clean-ups meanwhile.
+        # Only the version's own base is safe from a concurrent clean-up.
         note = None if lineage.snapshot is None else self.notes.note_of(lineage.snapshot)
         stored = note.stored if note is not None and note.part_bytes == PART_BYTES else {}
         if not is_sure:
@@ -475,10 +475,10 @@ class Snapshots:
             known = {name: stored[i] for name, i in identities.items() if i in stored and stored[i].name == name}
             missing = [folder / name for name in names if name not in known]
             new = upload_files(missing, PART_BYTES, self._shard, self._executor, self._new_id)
-        except NotFoundError as exc:  # only a foreign program removes files that are held
+        except NotFoundError as exc:  # only a foreign program removes files from a locked folder
             raise UnavailableError(
                 f"files of a snapshot vanished during its upload ({exc.message}): keep other programs from cleaning "
-                "that directory, or name another in spark.holdfast.local.dir",
+                "that directory, or set a different spark.holdfast.local.dir",
                 folder=folder,
             ) from exc
         files = known | {file.name: file for file in new}
@@ -501,7 +501,7 @@ class Snapshots:
         return entry, manifest
 
     def _require_parts(self, manifest: Manifest) -> None:
-        """Raise if a part is gone: the shard has moved, and its new executor has cleaned up."""
+        """Raise if a part was deleted: the shard has moved, and its new executor has cleaned up."""
         there = {info.key for info in self._shard.list("files/")}
         for part in (part for file in manifest.files for part in file.parts):
             if part.key not in there:
@@ -512,7 +512,7 @@ class Snapshots:
                 )
 
     def discover(self, lineage: Lineage) -> None:
-        """Note the newest stored snapshot of a version's lineage, which another executor may have written last."""
+        """Note the newest stored snapshot of a version's lineage, which a different executor may have written."""
         wanted = {str(pointer) for pointer in lineage.versions}
         keys = [info.key for info in self._shard.list("snapshots/")]
         names = {key: key.rpartition("/")[2].rpartition("-")[0] for key in keys}
@@ -522,7 +522,7 @@ class Snapshots:
         key = max(found)[1]
         try:
             manifest, entry = self._read(key)
-        except (NotFoundError, CorruptionError):  # it is as good as none
+        except (NotFoundError, CorruptionError):  # as if there were no snapshot
             return
         self.notes.leave(entry, manifest, [])
 
@@ -555,62 +555,62 @@ class Snapshots:
 
     @contextmanager
     def downloaded(self, entry: ChainEntry) -> Iterator[tuple[Manifest, Path]]:
-        """Fetch the verified files of a snapshot into a folder that the context removes unless the caller moves it."""
+        """Download a snapshot's files, verified, into a folder; the context removes it unless the caller moves it."""
         manifest = self.read_manifest(entry)
         with local_files.staged_folder(self._restoring, self._new_id(), fsync=False) as staged:
             download_files(manifest.files, manifest.part_bytes, self._shard, staged.path, self._executor)
             identities = [identity_of(staged.path / file.name) for file in manifest.files]
             yield manifest, staged.path
-        # They are the same files if the backend has renamed them into place.
+        # The identities stay valid if the backend has renamed the files into place.
         self.notes.leave(entry, manifest, zip(identities, manifest.files, strict=True))
 
     def remove_leftovers(self, before_ns: int) -> int:
-        """Remove leftovers of ended processes, last written before `before_ns`; return how many folders."""
+        """Remove folders that ended processes left, last written before `before_ns`; return how many were removed."""
         return sum(local_files.remove_stale_folders(folder, before_ns) for folder in (self._uploading, self._restoring))
 
 
 @dataclass(frozen=True)
 class SnapshotPolicy:
-    """When a shard's snapshot is due: as soon as one of these limits is reached."""
+    """Decides when a shard's snapshot is due: as soon as one of these limits is reached."""
 
     max_commits: int = 20  #: Commit objects since the last snapshot
-    #: Bytes of these. None follows the state: as many as the snapshot has, and `MIN_BYTES` at least.
+    #: Bytes of these commits. None follows the state: the size of the snapshot, but at least `MIN_BYTES`.
     max_bytes: int | None = None
     interval_seconds: int | None = None  #: Time since the last snapshot, if anything was written since
 
     def is_due(self, lineage: Lineage, age_seconds: float = 0.0) -> bool:
-        """Tell whether a snapshot is due; `age_seconds` counts from the last one, or from the shard's first call."""
+        """Return whether a snapshot is due; `age_seconds` counts from the last snapshot or the shard's first call."""
         snapshot = lineage.snapshot
-        # Carried commits stay in the lineage when a snapshot is made of the newest of them.
+        # Carried commits stay in the lineage when the newest of them gets a snapshot.
         is_carried = bool(lineage.since) and (snapshot is None or lineage.since[-1] != snapshot.pointer)
-        if not lineage.commits and not is_carried:  # nothing was written since
+        if not lineage.commits and not is_carried:  # nothing was written since the snapshot
             return False
         return self._is_longer(lineage, 1, self.max_bytes or _bytes_of_state(lineage)) or (
             self.interval_seconds is not None and age_seconds >= self.interval_seconds
         )
 
     def is_overdue(self, lineage: Lineage) -> bool:
-        """Whether the chain is so long that the next commit should wait for a snapshot."""
+        """Return whether the chain is so long that the next commit should wait for a snapshot."""
         return self._is_longer(lineage, _OVERDUE, self._bearable_bytes(lineage))
 
     def is_full(self, lineage: Lineage) -> bool:
-        """Whether the chain is so long that no further commit may go without a snapshot."""
+        """Return whether the chain is so long that commits must fail until there is a snapshot."""
         return self._is_longer(lineage, _FULL, self._bearable_bytes(lineage))
 
     def _bearable_bytes(self, lineage: Lineage) -> int:
-        """Return the bytes whose multiples delay or fail commits; a lower limit for snapshots must not lower these."""
+        """Return the size whose multiples delay or fail commits; a low `max_bytes` must not lower it."""
         return max(self.max_bytes or 0, _bytes_of_state(lineage))
 
     def _is_longer(self, lineage: Lineage, times: int, wanted_bytes: int) -> bool:
-        """Whether the commits since the snapshot exceed a multiple of the policy, in number or in bytes."""
+        """Return whether the commits since the snapshot reach a multiple of the limits, in number or in bytes."""
         commits = lineage.commits
         stored_bytes = sum(entry.stored_bytes for entry in commits)
-        # At least this many commits: even large ones must leave time for a snapshot.
+        # At least this many commits: even large commits must leave time for a snapshot.
         by_bytes = len(commits) >= times and stored_bytes >= times * wanted_bytes
         return len(commits) >= times * self.max_commits or by_bytes
 
 
 def _bytes_of_state(lineage: Lineage) -> int:
-    """Return the size of the state: of the snapshot or, before the first one, of the largest commit."""
+    """Estimate the size of the state by the snapshot or, before the first snapshot, by the largest commit."""
     largest = max((entry.stored_bytes for entry in lineage.commits), default=0)
     return max(MIN_BYTES, lineage.snapshot.stored_bytes if lineage.snapshot else largest)

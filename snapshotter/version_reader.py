@@ -1,14 +1,14 @@
-"""Some rows of one shard's versions, read from durable storage without reading the rest.
+"""Reads some rows of a shard's versions from durable storage, without reading the rest.
 
 ::
 
     version 25-ff      snapshots/20-aa ◀─ commits/21-bb ◀─ commits/23-dd ◀┄ carried: 24, 25
-    read of these      the parts that       whole               whole         came with the pointer
+    reads              only parts that      whole               whole         nothing: the pointer has them
                        may hold the keys
 
-The files of a snapshot are read in place: parts, or ranges of them, on demand. A part is verified by its digest, so it
-is read as a whole. RocksDB, which verifies each block itself, reads ranges: an uncompressed part's bytes are at its
-beginning.
+A snapshot's files are read in place: whole parts or ranges of parts, on demand. A part is verified by its digest, so it
+is read whole. RocksDB verifies each block itself, so it reads ranges; these exist because an uncompressed part begins
+with the file's bytes.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 #: Bytes of commits that a reader caches.
 _KEPT_BYTES = 64 << 20
-#: Snapshots that it keeps open.
+#: Snapshots that a reader keeps open.
 _KEPT_SNAPSHOTS = 2
 _log = logging.getLogger(__name__)
 
 
 def no_rows(table: TableSchema) -> Run:
-    """Return a run of a table without rows."""
+    """Return an empty run of a table."""
     return Run(table, pa.RecordBatch.from_pylist([], schema=table.columns))
 
 
 def read_tables(log: ObjectCommitLog, pointer: Pointer, tables: Collection[str]) -> dict[str, Run]:
-    """Return the live rows by table, one run each, in memory; a table without rows may be absent."""
+    """Return the live rows in memory, one run per table; a table without rows may be absent."""
     rows: dict[str, Run] = {}
     reached: list[Pointer] = []
     while reached != [pointer]:
@@ -73,14 +73,14 @@ class _Stretch(NamedTuple):
 
     file: str
     part: Part
-    begin: int  #: Of the part, in the file
+    begin: int  #: Where the part begins in the file
     start: int
     end: int
-    is_whole: bool  #: Whether these are all bytes of the part
+    is_whole: bool  #: Whether the stretch is the whole part
 
 
 class StoredFiles(FrozenFiles):
-    """See the module; `folder` must be empty and private. Raises `UnavailableError` if local storage fails."""
+    """A snapshot's files, fetched on demand into an empty, private `folder`. Raises `UnavailableError`."""
 
     def __init__(self, manifest: Manifest, shard: PrefixedStorage, folder: Path, executor: Executor) -> None:
         self.folder = folder
@@ -101,16 +101,16 @@ class StoredFiles(FrozenFiles):
         self._fetch(places, whole=False)
 
     def _fetch(self, places: Iterable[ByteRange], *, whole: bool) -> None:
-        """Fetch and verify `whole` parts, or only those ranges of them that hold the wanted bytes."""
+        """Fetch and verify `whole` parts, or fetch only the ranges that hold the wanted bytes."""
         with self._lock:
             found = dict.fromkeys(one for place in places for one in self._stretches(place, whole=whole))
-            stretches = sorted(found, key=lambda one: one.is_whole)  # verified bytes last: no other may overwrite them
+            stretches = sorted(found, key=lambda one: one.is_whole)  # verified bytes last, so that none is overwritten
             for one, data in zip(stretches, self._executor.map(self._read, stretches), strict=True):
                 path, modified_ns = self.folder / one.file, self._files[one.file].modified_ns
                 with local_files.writing(path), path.open("r+b", buffering=0) as out:
                     try:
                         write_at(out.fileno(), data, one.start)
-                    finally:  # by which its reader identifies it
+                    finally:  # readers identify a file by its modification time
                         os.utime(out.fileno(), ns=(modified_ns, modified_ns))
                 if one.is_whole:
                     self._here.add(one.part.key)
@@ -137,7 +137,7 @@ class At(NamedTuple):
     """A version of a shard."""
 
     pointer: Pointer
-    carried: bytes | None = None  #: Its commit, if the query's pointer carries it
+    carried: bytes | None = None  #: The version's commit, if the query's pointer carries it
 
 
 class VersionReader:
@@ -174,7 +174,7 @@ class VersionReader:
         return merge_runs([no_rows(schema), *runs], drop_deletes=True)
 
     def scan(self, at: At, table: str, first_hash: int = 0) -> Iterator[Run]:
-        """Yield the live rows from a hash on, ascending by hash; a repeated scan bypasses a damaged snapshot."""
+        """Yield the live rows from `first_hash`, in hash order; after an error, a new scan bypasses the snapshot."""
         newest, schema = self.newest(at), self.tables[table]
         writes = [run.slice(first_hash, MAX_HASH) for run in self._written(newest, schema)]
         snapshot = newest.lineage.snapshot
@@ -192,7 +192,7 @@ class VersionReader:
             raise
 
     def newest(self, at: At) -> Commit:
-        """Return the commit of a version, whose lineage names its other objects; raises the errors of `find`."""
+        """Return a version's commit, whose lineage names the other objects; raises the same errors as `find`."""
         if at.carried is not None:
             return self._commits.decode_carried(at.carried, at.pointer)
         with self._lock:
@@ -200,12 +200,12 @@ class VersionReader:
         return kept or self._keep(self._commits.fetch_newest(at.pointer))
 
     def _written(self, newest: Commit, schema: TableSchema) -> Iterator[Run]:
-        """Yield what a version's commits wrote into a table above its snapshot, oldest first."""
+        """Yield the rows that a version's commits wrote to a table since its snapshot, oldest first."""
         commits = chain(ahead(self._executor, self.commit, newest.lineage.commits), [newest])
         return (run for one in commits if (run := one.run_of(schema)) is not None)
 
     def commit(self, entry: ChainEntry) -> Commit:
-        """Return a commit that a chain names; raises the errors of `find`."""
+        """Return a commit that a chain names; raises the same errors as `find`."""
         with self._lock:
             kept = self._kept.get(entry)
         return kept or self._keep(self._commits.fetch(entry))
@@ -238,7 +238,7 @@ class VersionReader:
         return self._views[snapshot][0]
 
     def _rows_around(self, at: At, table: str) -> list[Run]:
-        """Return all live rows of a version whose snapshot is damaged, from older objects."""
+        """Return all live rows of a version whose snapshot is damaged, by reading older objects."""
         with self._work_folder() as home:
             carried = {} if at.carried is None else {at.pointer: at.carried}
             log = ObjectCommitLog(self._storage, self._shard, self.tables, self._executor, home, carried=carried)

@@ -90,7 +90,7 @@ def test_an_object_inside_is_read_as_strictly(field: str) -> None:
         ({"flag": 1}, "an invalid field, field=flag found=1"),
         ({"at": "7"}, "an invalid field, field=at"),
         ({"at": f"13-{'0' * 16}"}, "an unlucky version"),
-        ({"more": 1}, "other fields than this release.*unknown=.*more"),
+        ({"more": 1}, "different fields than this release.*unknown=.*more"),
     ):
         inner = JSON["inner"] | wrong
         with pytest.raises(CorruptionError, match=f"^it has {says}"):
@@ -109,7 +109,7 @@ class Notice(Stored, notice=True):
 
 def test_only_notices_may_have_fields_of_a_newer_release() -> None:
     values = {"what": "x", "since_then": 1}
-    with pytest.raises(CorruptionError, match=r"it has other fields than this release.*unknown=.*since_then"):
+    with pytest.raises(CorruptionError, match=r"it has different fields than this release.*unknown=.*since_then"):
         Strict.read(values, "it")
     assert Notice.read(values, "it") == Notice("x")
     for wrong in ({"since_then": 1}, None, ["what"]):

@@ -98,7 +98,7 @@ def test_a_file_that_is_cut_while_it_is_sent_is_no_snapshot(storage: ObjectStora
             os.truncate(path, 1500)
 
     shard = PrefixedStorage(Cutting(storage), PREFIX)
-    with ThreadPoolExecutor(1) as executor, pytest.raises(UnavailableError, match="was cut while it was stored"):
+    with ThreadPoolExecutor(1) as executor, pytest.raises(UnavailableError, match="was truncated while it was"):
         snapshots_module.upload_files([path], 1000, shard, executor, new_id)
 
 
