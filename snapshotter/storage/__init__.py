@@ -1,1 +1,1 @@
-"""The object storage boundary, and what is behind it: a local disk, S3, HDFS, any fsspec URL."""
+"""The object storage boundary and its implementations: a local disk, S3, HDFS, any fsspec URL."""

@@ -1,13 +1,13 @@
-"""Requests ahead of their use: while a caller is busy with one result, the next ones are on their way.
+"""Prefetching: while a caller processes one result, the next results are being produced.
 
 ::
 
     items      1    2    3    4    5    6    7
-               │    └────┴────┴────┘    not begun
-               │    at work, or done and waiting: fewer than `window`
+               │    └────┴────┴────┘    not started
+               │    running, or done and waiting: fewer than `window`
                with the caller
 
-What is read is fetched and decoded ahead; what is written is encoded and stored behind.
+Reads are fetched and decoded ahead of the caller; writes are encoded and stored behind it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _Result = TypeVar("_Result")
 def ahead(
     executor: Executor, work: Callable[[_Item], _Result], items: Iterable[_Item], window: int = 4
 ) -> Generator[_Result, None, None]:
-    """Yield the work's result for each item, in order, with at most `window` under way or waiting for the caller.
+    """Yield the result of `work` for each item, in order, with at most `window` results running or waiting.
 
-    The work must not wait for the executor. Close the iterator if it is not read to the end: then no work is under way.
+    The work must not wait for the executor. Close the iterator if it is not exhausted: this stops the remaining work.
     """
     under_way: deque[Future[_Result]] = deque()
     try:

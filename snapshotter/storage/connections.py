@@ -1,7 +1,7 @@
 """A storage's connection: one per process, made on first use.
 
-PySpark's daemon forks its workers. An inherited connection is never used, closed or collected in a child: that would
-take the parent's sockets out of the epoll set both share, or wait for threads that did not survive the fork.
+PySpark's daemon forks its workers. A child never uses, closes or collects an inherited connection: that would remove
+the parent's sockets from the epoll set that both share, or wait for threads that did not survive the fork.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _Connection = TypeVar("_Connection")
 
 
 class Connections(Generic[_Connection]):
-    """The connections of one storage, one a process; `connect` must not refer to it, or it is never released."""
+    """The connections of one storage, one per process; a `connect` that refers to the storage keeps it alive."""
 
     def __init__(
         self, connect: Callable[[], _Connection], close: Callable[[_Connection], object] = lambda _connection: None
@@ -30,7 +30,7 @@ class Connections(Generic[_Connection]):
         return connection
 
     def leave(self) -> None:
-        """Abandon the connection, which may be dead, to its present users; the next use makes another."""
+        """Leave the connection, which may be dead, to its current users; the next use makes a new one."""
         self._by_process.pop(os.getpid(), None)
 
     def release(self) -> None:

@@ -1,20 +1,20 @@
-"""The one place where exceptions of file systems and clients become errors of holdfast.
+"""Maps exceptions of file systems and clients to holdfast's errors, in one place.
 
 ::
 
-    what happened                                              error                  why this class
+    cause                                                      error                  why this class
     no such object                                             NotFoundError
     access denied, wrong or expired credentials, read-only     InvalidArgumentError   a person must fix it
     no such bucket, bad endpoint, bad option                   InvalidArgumentError   never "absent"
-    object and folder of one name                              InvalidArgumentError
-    checksum of the store does not match, repeatedly           CorruptionError
-    time-out, refused, 5xx, throttled, cut, disk full or bad   UnavailableError       may succeed later
-    what is being put has gone, as by a clean-up               UnavailableError       nothing was stored; never "absent"
+    object and folder with the same name                       InvalidArgumentError
+    the store's checksum repeatedly does not match             CorruptionError
+    timeout, refused, 5xx, throttled, cut, disk full or bad    UnavailableError       may succeed later
+    an object vanishes during its put, as by a clean-up        UnavailableError       nothing was stored; never "absent"
 
-hdfs-native raises RuntimeError for nearly everything; what HDFS said is in its text, as a Java class.
+hdfs-native raises RuntimeError for nearly everything; its message contains HDFS's answer, with a Java class name.
 
-Classes are told apart by their own names and those of their bases, so a user of local disks never loads botocore. No
-message holds a credential; an original exception that mentions one is left out of the chain.
+Exception classes are recognized by their names and those of their bases, so users of local disks never load botocore.
+No message holds a credential; an original exception that contains one is left out of the chain.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError
 _DETAIL_LIMIT = 200
 
 _DENIED = "access denied: check credentials, permissions of this action and, for s3, the machine's clock"
-_DENIED_LOCALLY = "access denied: make the folder writable and readable for this user, or choose another root"
-_FULL = "no space left: free space or choose another root; nothing of this object was kept"
+_DENIED_LOCALLY = "access denied: make the folder writable and readable for this user, or choose a different root"
+_FULL = "no space left: free space or choose a different root; nothing of this object was stored"
 _NO_BUCKET = "no such bucket: create it, or correct the storage URL"
-_NOT_A_STORE = "the answer is not one of an object store: check the endpoint URL"
-_COLLISION = "key collides: the storage already has an object where a folder is needed, or the reverse"
+_NOT_A_STORE = "the answer does not come from an object store: check the endpoint URL"
+_COLLISION = "key collides: the storage has an object in place of a folder that the key needs, or the reverse"
 _REFUSED = "the storage refused the call: check its URL and options"
 _NO_ANSWER = "storage is unavailable"
-_TAKEN_AWAY = "what was being written is gone: keep others from deleting there, and check the storage URL"
+_TAKEN_AWAY = "the object vanished while it was written: stop programs that delete it, and check the storage URL"
 _DAMAGED = "the storage's own checksum does not match the object"
 
 _LOCAL_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -46,7 +46,7 @@ _LOCAL_FULL = {errno.ENOSPC, errno.EDQUOT}
 _LOCAL_COLLISION = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP}
 _LOCAL_BAD_CALL = {errno.EINVAL, errno.ENAMETOOLONG, errno.ENOSYS, errno.EOPNOTSUPP}
 
-# Names of exception classes; see the module for why names. Order matters, the first match decides.
+# Names of exception classes (see the module docstring). Order matters: the first match decides.
 _BY_NAME: tuple[tuple[frozenset[str], type[HoldfastError], str], ...] = (
     (frozenset({"FlexibleChecksumError", "ChecksumError"}), CorruptionError, _DAMAGED),
     (
@@ -91,7 +91,7 @@ _DENIED_CODES = frozenset(
 )
 _ABSENT_CODES = frozenset({"NoSuchKey", "NoSuchVersion"})
 
-# hdfs-native: its error's variant or, for an answer of HDFS, the remote exception's class.
+# hdfs-native's message: the variant of its error or, for an answer of HDFS, the class of the remote exception.
 _HDFS_TEXT = re.compile(r'(\w+)(?:\("(?:\w+[.$])*(\w+)")?')
 _HDFS_DENIED = (
     InvalidArgumentError,
@@ -119,12 +119,12 @@ _HDFS_RENAME_ONTO_FOLDER = "must both be directories"
 
 @contextmanager
 def translated(action: str, url: str, key: str, secrets: AbstractSet[str] = frozenset()) -> Iterator[None]:
-    """Raise the body's exceptions as holdfast's; `action` and `url` (without credentials) go into the message."""
+    """Map exceptions of the context to holdfast's; messages name `action` and `url`, which holds no credentials."""
     try:
         yield
     except HoldfastError:
         raise
-    except Exception as exc:  # noqa: BLE001  always raised again, as one of ours
+    except Exception as exc:  # noqa: BLE001  always raised again, as a holdfast error
         error = map_error(exc, action=action, url=url, key=key, secrets=secrets)
         raise error from (None if _mentions(exc, secrets) else exc)
 
@@ -132,7 +132,7 @@ def translated(action: str, url: str, key: str, secrets: AbstractSet[str] = froz
 def map_error(
     exc: Exception, *, action: str, url: str, key: str, secrets: AbstractSet[str] = frozenset()
 ) -> HoldfastError:
-    """Map a third-party exception to an error of holdfast; see the module's table."""
+    """Map a third-party exception to a holdfast error, by the table in the module docstring."""
     kind, message = _classify(exc)
     if kind is NotFoundError and action == "put":
         kind, message = UnavailableError, _TAKEN_AWAY
@@ -140,13 +140,13 @@ def map_error(
 
 
 def s3_status(exc: BaseException) -> int:
-    """Return the HTTP status of an S3 store's answer, 0 if there was none."""
+    """Return the HTTP status of an S3 store's answer; 0 if it did not answer."""
     answer = _answer(exc)
     return answer[1] if answer else 0
 
 
 def error_for_code(code: str, status: int) -> tuple[type[HoldfastError], str]:
-    """Return class and message for an S3 error code and its HTTP status (0 if there is none)."""
+    """Return the error class and message for an S3 error code and an HTTP status (0 if unknown)."""
     if code in _ABSENT_CODES:
         return NotFoundError, "no such object"
     if code == "NoSuchBucket":
@@ -156,9 +156,9 @@ def error_for_code(code: str, status: int) -> tuple[type[HoldfastError], str]:
     if code in _DENIED_CODES or status in (401, 403):
         return InvalidArgumentError, _DENIED
     if code == "InvalidRange":
-        return CorruptionError, "the object is shorter than it should be"
+        return CorruptionError, "the object is shorter than expected"
     if code in ("NoSuchUpload", "InvalidPart"):
-        return UnavailableError, "the multipart upload was aborted by somebody else"
+        return UnavailableError, "another process aborted the multipart upload"
     return InvalidArgumentError, _NOT_A_STORE if status == 404 else _REFUSED
 
 
@@ -167,7 +167,7 @@ def _classify(exc: BaseException) -> tuple[type[HoldfastError], str]:
     if answer is not None:
         return error_for_code(*answer)
     names = {base.__name__ for base in type(exc).__mro__}
-    # BotoCoreError and OSError overlap in some classes, so names of clients come first.
+    # Some classes derive from both BotoCoreError and OSError, so clients' names come first.
     for known, kind, message in _BY_NAME:
         if known & names and "OSError" not in names:
             return kind, message
@@ -183,7 +183,7 @@ def _classify(exc: BaseException) -> tuple[type[HoldfastError], str]:
 
 
 def _classify_os(exc: OSError) -> tuple[type[HoldfastError], str]:
-    """Return class and message for an operating-system error; many fsspec errors have no errno."""
+    """Return the error class and message for an operating-system error; many fsspec errors have no errno."""
     if exc.errno in _LOCAL_FULL:
         return UnavailableError, _FULL
     if exc.errno in _LOCAL_DENIED:
@@ -200,7 +200,7 @@ def _classify_os(exc: OSError) -> tuple[type[HoldfastError], str]:
 
 
 def _answer(exc: BaseException) -> tuple[str, int] | None:
-    """Return error code and HTTP status if a server's answer is behind the exception (s3fs hides it as cause)."""
+    """Return the error code and HTTP status of the server's answer behind an exception (s3fs keeps it as cause)."""
     seen: BaseException | None = exc
     while seen is not None:
         response = getattr(seen, "response", None)
@@ -218,20 +218,20 @@ def _detail(exc: BaseException) -> str:
         return f"{answer[0]}/{answer[1]}"
     if isinstance(exc, OSError) and exc.errno is not None:
         return f"{errno.errorcode.get(exc.errno, exc.errno)}: {os.strerror(exc.errno)}"
-    # An answer of HDFS goes on with a stack trace, its line ends escaped or not.
+    # An answer of HDFS ends in a stack trace, with line ends escaped or not.
     text = " ".join(re.split(r"\n\s*at |\\n\\tat ", str(exc), maxsplit=1)[0].split())
     return f"{type(exc).__name__}: {text}" if text else type(exc).__name__
 
 
 def _redacted(text: str, secrets: AbstractSet[str]) -> str:
-    """Return the text without secrets, not longer than a line or two."""
+    """Return the text without secrets, shortened to a line or two."""
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, "***")
     return text if len(text) <= _DETAIL_LIMIT else text[: _DETAIL_LIMIT - 3] + "..."
 
 
 def _mentions(exc: BaseException, secrets: AbstractSet[str]) -> bool:
-    """Tell whether a traceback of the exception would show a secret in any of its messages."""
+    """Return whether the exception's traceback would show a secret in any message."""
     chain: list[BaseException] = [exc]
     seen: set[int] = set()
     while chain and secrets:

@@ -1,12 +1,12 @@
-"""Objects on any other file system that fsspec knows (``memory://`` and the rest).
+"""Objects on any other file system that fsspec supports (``memory://`` and others).
 
 ::
 
-    rename is atomic (see `_RENAMES`)    write <folder>/.tmp-<random id>, move to the key; compare the size twice
-    every other file system              one `pipe_file`: object stores publish an object when its last byte is in
+    rename is atomic (see `_RENAMES`)    write <folder>/.tmp-<random id>, move it to the key; check the size twice
+    every other file system              one `pipe_file`: object stores publish an object after its last byte
 
-A file system in neither group may show a partial file after a crash; the checksums inside holdfast's files find that.
-``memory://`` is shared by everything in the process, and a forked child has its own copy.
+A file system in neither group may show a partial file after a crash; the checksums in holdfast's files detect that.
+``memory://`` is shared within the process, and a forked child has its own copy.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ from holdfast.snapshotter.storage.object_storage import (
 )
 from holdfast.snapshotter.storage.options import secrets_of
 
-#: What `find` calls; asynchronous file systems override it to list differently. A test fails when it is gone.
+#: Called by `find`; asynchronous file systems override it to list differently. A test fails if it is removed.
 PRIVATE = {AsyncFileSystem: ("_find",)}
 _LOG = logging.getLogger(__name__)
 _in_memory = threading.Lock()
-#: Schemes that fsspec knows only once their package is installed.
+#: Schemes that fsspec knows only if their package is installed.
 _PACKAGES = {"abfss": "adlfs"}
-#: Their `pipe_file` passes the condition to the store: two callers at once cannot both create an object.
+#: Schemes whose `pipe_file` passes the condition to the store: two concurrent callers cannot both create an object.
 _CREATES = frozenset({"abfs", "abfss", "az", "gcs", "gs", "memory"})
 _RENAMES = frozenset({"arrow_hdfs", "sftp", "smb", "ssh", "viewfs", "webhdfs"})
-#: Read before the size is asked for; enough for all but large commits.
+#: Bytes read before the size is requested; enough for all objects except large commits.
 _FIRST_BYTES = 16 << 20
 _ABSENT = {errno.ENOENT, errno.EISDIR, errno.ENOTDIR}
 _TIME_NAMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
 
 
 class FsspecStorage(ObjectStorage):
-    """See the module. `url`: the root, without credentials."""
+    """Objects on a file system of fsspec. `url` is the root, without credentials."""
 
     def __init__(self, scheme: str, url: str, options: Mapping[str, object]) -> None:
         if scheme not in fsspec.available_protocols():
@@ -75,7 +75,7 @@ class FsspecStorage(ObjectStorage):
         with translated("open", url, ""):
             try:
                 fsspec.get_filesystem_class(scheme)
-            except ImportError as exc:  # which names the package
+            except ImportError as exc:  # its message names the package
                 raise InvalidArgumentError(
                     f"{scheme}:// needs a package that is not installed on the driver and the executors: {exc}"
                 ) from exc
@@ -88,7 +88,7 @@ class FsspecStorage(ObjectStorage):
         weakref.finalize(self, self._connections.release)
 
     def put(self, key: str, data: Buffer) -> None:
-        """Store an object; see `ObjectStorage.put`. fsspec wants bytes, so other buffers are copied."""
+        """Store an object; see `ObjectStorage.put`. fsspec requires bytes, so other buffers are copied."""
         check_key(key)
         view = flat_view(data)
         content = data if isinstance(data, bytes) else bytes(view)
@@ -109,7 +109,7 @@ class FsspecStorage(ObjectStorage):
             if not self._creates:
                 raise unconditional(key, self.url)
             try:
-                # In memory fsspec looks and then puts.
+                # For memory://, fsspec checks before it puts, so a lock makes that atomic.
                 with _in_memory if isinstance(fs, MemoryFileSystem) else nullcontext():
                     fs.pipe_file(f"{root}/{key}", content, mode="create")
             except FileExistsError:
@@ -176,31 +176,31 @@ class FsspecStorage(ObjectStorage):
         self._delete_each(keys, delete)
 
     def close(self) -> None:
-        """Drop this process's file system; its connections close when it is collected."""
+        """Drop this process's file system; its connections close when it is garbage-collected."""
         super().close()
         self._connections.release()
 
     def _begin(self, action: Action) -> tuple[Any, str]:
-        """Count a request; return this process's file system and the root's path in it, without a trailing slash."""
+        """Count a request; return this process's file system and the root's path, without a trailing slash."""
         self._require_open()
         self._requests.add(action)
         return self._connections.of_this_process()
 
     def _read(self, fs: Any, path: str, key: str, limit_bytes: int) -> memoryview:
-        """Return at most the wanted bytes of a file, with one request if it is small."""
-        # Some file systems allocate the whole requested range. One extra byte reveals more data.
+        """Return a file's bytes, at most `limit_bytes`, with one request if the file is small."""
+        # Some file systems allocate the whole requested range. One extra byte shows whether there is more data.
         first = min(limit_bytes, _FIRST_BYTES)
         data = memoryview(fs.cat_file(path, start=0, end=first + 1))
         if data.nbytes > first:
             fs.invalidate_cache()
-            size_bytes = fs.size(path)  # None if it is not known
+            size_bytes = fs.size(path)  # None if unknown
             self._require_size(max(size_bytes or 0, data.nbytes), limit_bytes, key)
             data = memoryview(fs.cat_file(path, start=0, end=(size_bytes or limit_bytes) + 1))
             self._require_size(data.nbytes, limit_bytes, key)
         return data.toreadonly()
 
     def _files(self, prefix: str) -> tuple[Any, dict[str, tuple[str, Mapping[str, Any]]]]:
-        """Return the file system, and by key the path and the details of each file below a folder."""
+        """Return the file system, and by key the path and details of each file below a folder."""
         fs, root = self._begin("list")
         fs.invalidate_cache()
         found = _files_below(fs, f"{root}/{prefix}".rstrip("/") or "/")
@@ -235,19 +235,19 @@ class FsspecStorage(ObjectStorage):
 
 
 def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return a file system, and the path of a URL in it, without a trailing slash."""
+    """Return the file system of a URL, and the URL's path in it, without a trailing slash."""
     fs, path = url_to_fs(url, skip_instance_cache=True, **options)
     return fs, path.rstrip("/")
 
 
 def _files_below(fs: Any, top: str) -> dict[str, Mapping[str, Any]]:
-    """Return the files below a folder by path; empty if it does not exist."""
+    """Return the files below a folder by path; empty if the folder does not exist."""
     found: dict[str, Mapping[str, Any]] = {}
     if not _finds_by_walking(fs):
         with _suppressed_absence():
             found.update(fs.find(top, detail=True))
         return found
-    # fsspec's own walk leaves out a folder that cannot be listed, and what it returns looks whole.
+    # fsspec's own walk silently skips folders that cannot be listed.
     folders = [top]
     for folder in folders:
         for info in _held_in(fs, folder):
@@ -260,14 +260,14 @@ def _files_below(fs: Any, top: str) -> dict[str, Mapping[str, Any]]:
 
 
 def _held_in(fs: Any, folder: str) -> list[Mapping[str, Any]]:
-    """Return the details of a folder's entries; empty if it is gone."""
+    """Return the details of a folder's entries; empty if the folder does not exist."""
     there: list[Mapping[str, Any]] = []
     try:
         there = fs.ls(folder, detail=True)
     except OSError as exc:
         if not _is_absence(exc):
             raise
-        # A file in it may be gone, such as a temporary one: SMB's list asks about each that it found.
+        # A file may have vanished, such as a temporary one: SMB's list requests the details of each file it found.
         with _suppressed_absence():
             for name in fs.ls(folder, detail=False):
                 with _suppressed_absence():
@@ -276,7 +276,7 @@ def _held_in(fs: Any, folder: str) -> list[Mapping[str, Any]]:
 
 
 def _is_absence(exc: OSError) -> bool:
-    """Tell whether an error means that a file is absent; some, such as SMB's, say so by errno alone."""
+    """Return whether an error means that a file is absent; some errors, such as SMB's, show it only by errno."""
     return isinstance(exc, (FileNotFoundError, IsADirectoryError, NotADirectoryError)) or exc.errno in _ABSENT
 
 
@@ -290,15 +290,15 @@ def _suppressed_absence() -> Iterator[None]:
 
 
 def _finds_by_walking(fs: Any) -> bool:
-    """Tell whether a file system lists folder by folder; object stores list everything at once."""
+    """Return whether a file system lists folder by folder; object stores list everything at once."""
     if isinstance(fs, AsyncFileSystem):
         return type(fs)._find is AsyncFileSystem._find  # noqa: SLF001
     return type(fs).find is AbstractFileSystem.find
 
 
 def _modified_ms(fs: Any, name: str, info: Mapping[str, Any]) -> int:
-    """Return when a file was written, which file systems report under different names."""
-    if "modificationTime" in info:  # WebHDFS, in ms; its `modified` asks again, and answers in the machine's own zone
+    """Return a file's modification time, which file systems report under different names."""
+    if "modificationTime" in info:  # WebHDFS, in ms; its `modified` makes a request, and uses the local time zone
         return int(info["modificationTime"])
     value = next((info[field] for field in _TIME_NAMES if info.get(field) is not None), None)
     if value is None:

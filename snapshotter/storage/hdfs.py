@@ -1,30 +1,30 @@
-"""Objects as files of HDFS (``hdfs://``), through hdfs-native, which needs neither Java nor a local Hadoop.
+"""Objects as files on HDFS (``hdfs://``), through hdfs-native, which needs neither Java nor a local Hadoop.
 
 ::
 
     <root>/totals/shard-0003/
         17-9f3c                 an object
-        .tmp-5f0c1d…            an unfinished write; after a crash it stays, and no list shows it
+        .tmp-5f0c1d…            an unfinished write; it stays after a crash, and no list shows it
 
-    put     create a temporary file that was not there, write, close, compare its size, rename without overwrite
-    get     open, which tells size and blocks, and read all or a range
+    put     create a new temporary file, write, close, check its size, rename without overwriting
+    get     open, which returns size and blocks, and read the whole file or a range
     list    one recursive listing, page by page
-    delete  one request a key
+    delete  one request per key
 
-The driver's file objects publish what was written so far when they are closed or collected. So an object is written
-under a temporary name.
+hdfs-native's file objects publish partial data when they are closed or garbage-collected. So an object is written under
+a temporary name.
 
-Durable: the driver asks every DataNode to sync each block when it is complete, and the NameNode logs a rename
-before it answers.
+Durable: hdfs-native asks every DataNode to sync each completed block, and the NameNode logs a rename before it
+answers.
 
 Bounded: each attempt runs in its own thread and is abandoned, with its client, after `operation_timeout_seconds` (120)
-plus 1 s a MiB; it renames nothing from then on. A transient failure is retried under a new temporary name for
+plus 1 s per MiB; an abandoned attempt renames nothing. A transient failure is retried under a new temporary name for
 `retry_seconds` (30).
 
-Reply lost: the next attempt may find its object there already; the bytes decide whether it is the same one.
+Lost reply: the next attempt may find that its object already exists; the bytes decide whether it is the same object.
 
-`Client.inner` is not public: its ``create`` returns a writer that closes only on request, which the client's
-own ``create`` wraps in one that also closes when it is collected. `PRIVATE` names it; a test fails when it is gone.
+`Client.inner` is private: its ``create`` returns a writer that closes only on request, unlike the client's own
+``create``, whose writer also closes when it is garbage-collected. `PRIVATE` names it; a test fails if it is removed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _T = TypeVar("_T")
 _OURS = {"operation_timeout_seconds": 120.0, "retry_seconds": 30.0}
 _CLIENT = ("config_dir", "kerberos_principal", "kerberos_keytab", "kerberos_cache")
 _HADOOP = ("dfs.", "fs.", "hadoop.")
-# To notice a dead NameNode within 4 s, and a hanging DataNode within 20 s; retries are ours.
+# To detect a dead NameNode within 4 s and a hanging DataNode within 20 s; retries are made by this module.
 _DEFAULTS = {
     "dfs.client.failover.max.attempts": "5",
     "dfs.client.failover.sleep.base.millis": "100",
@@ -77,34 +77,34 @@ _FIRST_PAUSE_MS, _LAST_PAUSE_MS = 250, 4_000
 
 
 class Attempt:
-    """One attempt at an operation, in its own thread, which can be abandoned but not interrupted."""
+    """One attempt at an operation, in its own thread; it can be abandoned but not interrupted."""
 
     def __init__(self, limit_seconds: float) -> None:
         self._limit_seconds = limit_seconds
         self._abandoned = False
 
     def allow(self, seconds: float) -> None:
-        """Extend the attempt's limit."""
+        """Extend the attempt's time limit."""
         self._limit_seconds += seconds
 
     def check(self) -> None:
-        """Raise if the caller has given up: nothing may be published after that."""
+        """Raise if the caller has given up, because nothing may be published after that."""
         if self._abandoned:
             raise TimeoutError
 
     def run(self, work: Callable[[], _T]) -> _T:
-        """Return the work's result, or abandon it and raise TimeoutError."""
+        """Return the result of `work`, or abandon it at the time limit and raise TimeoutError."""
         done: Future[_T] = Future()
 
         def run() -> None:
             try:
                 done.set_result(work())
-            except BaseException as exc:  # noqa: BLE001  raised in the thread that waits
+            except BaseException as exc:  # noqa: BLE001  raised again in the waiting thread
                 done.set_exception(exc)
 
         waited = 0.0
         try:
-            # Not a pool: that would wait for its threads when the interpreter exits.
+            # Not a pool, which would wait for its threads when the interpreter exits.
             threading.Thread(target=run, name="holdfast-hdfs", daemon=True).start()
             while not done.done() and (left := self._limit_seconds - waited) > 0:
                 wait([done], left)
@@ -117,7 +117,7 @@ class Attempt:
 def read_file(
     client: hdfs_native.Client, attempt: Attempt, path: str, choose: Callable[[int], tuple[int, int]]
 ) -> memoryview:
-    """Return bytes of a file; `choose` maps its size to start and end. Raises `NotFoundError`."""
+    """Return a range of a file's bytes; `choose` maps the file's size to start and end. Raises `NotFoundError`."""
     try:
         reader = client.read(path)
     except (FileNotFoundError, RuntimeError) as exc:
@@ -140,7 +140,7 @@ def read_file(
 
 
 def files_below(client: hdfs_native.Client, folder: str) -> Sequence[hdfs_native.FileStatus]:
-    """Return the files below a folder, which ends in a slash; empty if it is absent."""
+    """Return the files below a folder, whose path ends in a slash; empty if the folder does not exist."""
     top = folder.rstrip("/") or "/"
     try:
         # For a file, HDFS lists the file itself.
@@ -154,7 +154,7 @@ def files_below(client: hdfs_native.Client, folder: str) -> Sequence[hdfs_native
 
 
 def is_file(client: hdfs_native.Client, path: str) -> bool:
-    """Tell whether there is a file at a path, rather than a folder or nothing."""
+    """Return whether a path is a file, rather than a folder or absent."""
     found = _status(client, path)
     return found is not None and not found.isdir
 
@@ -169,7 +169,7 @@ def _status(client: hdfs_native.Client, path: str) -> hdfs_native.FileStatus | N
 
 
 def delete_file(client: hdfs_native.Client, path: str) -> None:
-    """Delete a file; do nothing if the path is absent, below a file, or a folder."""
+    """Delete a file; do nothing if the path is absent, below a file, or a folder that is not empty."""
     try:
         client.delete(path, False)
     except (FileNotFoundError, RuntimeError) as exc:
@@ -178,17 +178,17 @@ def delete_file(client: hdfs_native.Client, path: str) -> None:
 
 
 def _says_absent(exc: Exception) -> bool:
-    """Tell whether a path is absent; HDFS calls a path below a file a failed access check."""
+    """Return whether a path is absent; for a path below a file, HDFS reports a failed access check."""
     return isinstance(exc, FileNotFoundError) or "(is not a directory)" in str(exc)
 
 
 class HdfsStorage(SizedStorage):
-    """See the module.
+    """Objects as files on HDFS; see the module docstring.
 
-    `authority`: ``host:port`` of the NameNode, the name of a name service, or "" for ``fs.defaultFS`` of
-    HADOOP_CONF_DIR; `root`: the root's path, without slashes at its ends; "" for all of the file system; `options`:
-    Hadoop's own settings by their names (``dfs.…``), the parameters `config_dir` and `kerberos_…` of
-    `hdfs_native.Client`, and of our own: `operation_timeout_seconds`, `retry_seconds`.
+    `authority`: ``host:port`` of the NameNode, the name of a name service, or "" for ``fs.defaultFS`` in
+    HADOOP_CONF_DIR; `root`: the root's path without leading and trailing slashes, "" for the whole file system;
+    `options`: Hadoop's settings by name (``dfs.…``), the parameters `config_dir` and `kerberos_…` of
+    `hdfs_native.Client`, and this module's `operation_timeout_seconds` and `retry_seconds`.
     """
 
     def __init__(
@@ -202,11 +202,11 @@ class HdfsStorage(SizedStorage):
         if "@" in authority:
             raise InvalidArgumentError("hdfs URL names a user: set HADOOP_USER_NAME where the executors run instead")
         if root:
-            check_key(root)  # HDFS itself has no colon in a name
+            check_key(root)  # like keys, HDFS forbids colons in names
         flat, known = dotted(options), {*_OURS, *_CLIENT}
         for name in flat:
             if name not in known and not name.startswith(_HADOOP):
-                hint = did_you_mean(name, {*known, *_DEFAULTS}) or "; Hadoop's own begin with dfs., fs. or hadoop."
+                hint = did_you_mean(name, {*known, *_DEFAULTS}) or "; Hadoop's options begin with dfs., fs. or hadoop."
                 raise InvalidArgumentError(f"unknown option for hdfs storage{hint}", option=name)
         super().__init__(f"hdfs://{authority}/{root}".rstrip("/"))
         address = f"hdfs://{authority}" if authority else None
@@ -220,7 +220,7 @@ class HdfsStorage(SizedStorage):
         weakref.finalize(self, self._clients.release)
 
     def put(self, key: str, data: Buffer) -> None:
-        """Store an object; see `ObjectStorage.put`. Other bytes under a key that is taken are a ConflictError."""
+        """Store an object; see `ObjectStorage.put`. Raises ConflictError if the key holds other bytes."""
         path, view = self._path(key), flat_view(data)
         seconds = view.nbytes / MIN_RATE_BYTES_PER_SECOND
         self._perform("put", key, lambda client, attempt: self._put(client, attempt, path, view), seconds)
@@ -228,7 +228,7 @@ class HdfsStorage(SizedStorage):
         _LOG.debug("put key=%s size_bytes=%d", key, view.nbytes)
 
     def put_if_absent(self, key: str, data: Buffer) -> None:
-        """Store an object; see `ObjectStorage.put_if_absent`. On HDFS every put keeps existing objects."""
+        """Store an object; see `ObjectStorage.put_if_absent`. On HDFS, no put replaces an object."""
         self.put(key, data)
 
     def _read(self, key: str, choose: Callable[[int], tuple[int, int]]) -> memoryview:
@@ -259,11 +259,11 @@ class HdfsStorage(SizedStorage):
         return len(left)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects; see `ObjectStorage.delete`. Stops asking a NameNode that does not answer."""
+        """Delete objects; see `ObjectStorage.delete`. Gives up if the NameNode does not answer."""
         self._delete_files({key: self._path(key) for key in keys})
 
     def _delete_files(self, waiting: dict[str, str]) -> None:
-        """Delete files by key; raise one error for all that could not be deleted."""
+        """Delete files by key; raise one error for all files that could not be deleted."""
         failures: list[tuple[str, HoldfastError]] = []
 
         def delete_waiting(client: hdfs_native.Client, attempt: Attempt) -> None:
@@ -275,7 +275,7 @@ class HdfsStorage(SizedStorage):
                         delete_file(client, path)
                 except InvalidArgumentError as error:
                     failures.append((key, error))
-                waiting.pop(key, None)  # an attempt that was left behind may have had its answer just now
+                waiting.pop(key, None)  # an abandoned attempt may have removed the key just now
 
         if waiting:
             try:
@@ -286,7 +286,7 @@ class HdfsStorage(SizedStorage):
         self._require_deleted(failures)
 
     def close(self) -> None:
-        """Drop this process's client; calls under way continue."""
+        """Drop this process's client; running calls continue."""
         super().close()
         self._clients.release()
 
@@ -296,11 +296,11 @@ class HdfsStorage(SizedStorage):
     def _perform(
         self, action: Action, key: str, work: Callable[[hdfs_native.Client, Attempt], _T], seconds: float = 0.0
     ) -> _T:
-        """Run `work`, and repeat it while its failure may be transient; `seconds` extend an operation's limit."""
+        """Run `work`, and repeat it while its failure may be transient; `seconds` extends the time limit."""
         start_ms, pause_ms = clock.monotonic_ms(), _FIRST_PAUSE_MS
         while True:
             self._require_open()
-            if action != "delete":  # that counts its keys
+            if action != "delete":  # deletes count their keys
                 self._requests.add(action)
             try:
                 with translated(action, self.url, key):
@@ -350,8 +350,8 @@ class HdfsStorage(SizedStorage):
             client.delete(temporary, False)
 
     def _remove(self, client: hdfs_native.Client, temporary: str) -> None:
-        """Remove an unfinished write if possible; report the error that led here."""
-        for _ in range(3):  # the driver may send the first on a connection that has just broken
+        """Remove an unfinished write if possible; ignore errors, because an earlier error is being raised."""
+        for _ in range(3):  # hdfs-native may send the first request on a broken connection
             with suppress(OSError, RuntimeError):
                 client.delete(temporary, False)
                 return

@@ -2,16 +2,16 @@
 
 ::
 
-    <root>/                          made 0700 if it is not there
-        totals/shard-0003/           made 0700, whatever the umask
+    <root>/                          created with mode 0700 if it is missing
+        totals/shard-0003/           created with mode 0700, whatever the umask
             17-9f3c                  an object, 0600
-            .tmp-4711-0              an unfinished write; after a crash it stays, and no list shows it
+            .tmp-4711-0              an unfinished write; it stays after a crash, and no list shows it
 
-A put is: temporary file in the same folder, write, fsync, rename, fsync of the folder. Where the key must be free, a
-hard link takes the place of the rename, as it replaces nothing. A folder that this instance uses for the first time is
-fsynced in its parent as well, whoever made it: the maker may have died before doing so.
+A put creates a temporary file in the same folder, writes and fsyncs it, renames it, and fsyncs the folder. If the key
+must be free, a hard link replaces the rename, because it never overwrites. On first use of a folder, an instance also
+fsyncs its parent, even if another process made the folder: that process may have died before the fsync.
 
-Plain system calls and not fsspec, which never calls fsync and publishes what was written when a ``with`` body raises.
+Uses plain system calls instead of fsspec, which never calls fsync and publishes partial data if a ``with`` body raises.
 Folders below the root are opened relative to their parent without following links, so no planted link leads outside.
 """
 
@@ -43,10 +43,10 @@ from holdfast.snapshotter.storage.object_storage import (
 )
 
 _LOG = logging.getLogger(__name__)
-#: Passes over what was deleted, or replaced, since its folder was read.
+#: Skips entries that were deleted or replaced after their folder was read.
 _UNLESS_GONE = suppress(FileNotFoundError, NotADirectoryError)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# File systems without hard links answer with various errors; these ones a rename would meet, too.
+# File systems without hard links raise various errors; a rename could raise these errors, too.
 _MET_BY_ANY_CALL = {
     *(errno.ENOENT, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE),
     *(errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOMEM, errno.EINTR),
@@ -54,7 +54,7 @@ _MET_BY_ANY_CALL = {
 
 
 class LocalStorage(SizedStorage):
-    """See the module. `root`: absolute, normalised path; it may be, or lead through, a symbolic link."""
+    """Objects as local files. `root` is an absolute, normalised path; it may be, or lead through, a symbolic link."""
 
     def __init__(self, root: str) -> None:
         super().__init__(f"file://{root}")
@@ -70,7 +70,7 @@ class LocalStorage(SizedStorage):
             self._require(key, data)
 
     def _put(self, key: str, data: Buffer, publish: Callable[[str, str, int], bool]) -> bool:
-        """Write a file and give it its name with `publish`; return whether it got the name."""
+        """Write a temporary file and name it with `publish`; return whether it got the name."""
         view = flat_view(data)
         *folder, name = check_key(key).split("/")
         self._begin("put")
@@ -90,7 +90,7 @@ class LocalStorage(SizedStorage):
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
         folder = tuple(check_folder(prefix).split("/")[:-1])
         self._begin("list")
-        self._require_no_file()  # which would look like an empty folder
+        self._require_no_file()  # a file would look like an empty folder
         found: list[ObjectInfo] = []
         with translated("list", self.url, prefix), _UNLESS_GONE, self._folder(folder) as at:
             for _, above, entry in _files(at, prefix):
@@ -112,7 +112,7 @@ class LocalStorage(SizedStorage):
         return removed
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects; see `ObjectStorage.delete`. Folders stay: another writer may be using them."""
+        """Delete objects; see `ObjectStorage.delete`. Folders stay, because another writer may be using them."""
 
         def delete(key: str) -> None:
             *folder, name = key.split("/")
@@ -120,7 +120,7 @@ class LocalStorage(SizedStorage):
             with translated("delete", self.url, key), _UNLESS_GONE, self._folder(tuple(folder)) as at:
                 try:
                     os.unlink(name, dir_fd=at)
-                except (IsADirectoryError, PermissionError):  # of a folder, which does not count: EPERM not on Linux
+                except (IsADirectoryError, PermissionError):  # for a folder, which is no object; EPERM outside Linux
                     if not stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
                         raise
 
@@ -144,10 +144,10 @@ class LocalStorage(SizedStorage):
 
     @contextmanager
     def _made_folder(self, segments: tuple[str, ...]) -> Iterator[int]:
-        """Open a folder for a write, made and durable in all its parents; yields its descriptor."""
+        """Open a folder for a write, making it and its parents durable; yields its descriptor."""
         at = -1
         if segments in self._durable:
-            with suppress(FileNotFoundError):  # somebody removed it since
+            with suppress(FileNotFoundError):  # removed since
                 at = self._open_folder(segments)
         if at < 0:
             self._require_no_file()
@@ -160,7 +160,7 @@ class LocalStorage(SizedStorage):
             os.close(at)
 
     def _open_folder(self, segments: tuple[str, ...], *, make: bool = False) -> int:
-        """Open a folder below the root, step by step, so that no link is followed; returns its descriptor."""
+        """Open a folder below the root segment by segment, without following links; return its descriptor."""
         at = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         for segment in segments:
             try:
@@ -197,10 +197,10 @@ class LocalStorage(SizedStorage):
         return data
 
     def _write_temporary(self, at: int, view: memoryview) -> str:
-        """Write and fsync a new file in the folder; returns its name, or leaves nothing."""
+        """Write and fsync a new file in the folder; return its name. On failure, leave nothing."""
         while True:
-            # No chance needed: O_EXCL makes the name unique, also against a dead process of the same number, or one in
-            # another container.
+            # No random name needed: O_EXCL makes it unique, even against a process with the same id that has died or
+            # runs in a different container.
             name = f"{TEMPORARY_PREFIX}{os.getpid()}-{next(self._numbers)}"
             try:
                 file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=at)
@@ -227,7 +227,7 @@ def _replace(temporary: str, name: str, at: int) -> bool:
 
 
 def _link(temporary: str, name: str, at: int, *, without_links: Exception) -> bool:
-    """Link a temporary file to its name unless the name is taken; tell whether it got it."""
+    """Link a temporary file to its name unless the name is taken; return whether it got the name."""
     is_linked = True
     try:
         os.link(temporary, name, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
@@ -240,7 +240,7 @@ def _link(temporary: str, name: str, at: int, *, without_links: Exception) -> bo
                 raise
             raise without_links from exc
         if found is not None and not stat.S_ISREG(found):
-            raise FileExistsError(errno.EEXIST, "no object, which the caller could compare", name) from exc
+            raise FileExistsError(errno.EEXIST, "not an object that could be compared", name) from exc
         is_linked = False
     _remove(temporary, at)
     return is_linked
@@ -261,22 +261,22 @@ def _make_root(root: str) -> None:
 
 
 def _make_folder(name: str, at: int) -> None:
-    """Make a folder of mode 0700 if there is none."""
+    """Make a folder of mode 0700 if it is missing."""
     try:
         os.mkdir(name, 0o700, dir_fd=at)
     except FileExistsError:
         return
     except FileNotFoundError as exc:
-        if os.fstat(at).st_nlink:  # its parent was not removed meanwhile: no folders are made here, as below /proc
-            raise PermissionError(errno.EPERM, "this file system takes no folders", name) from exc
+        if os.fstat(at).st_nlink:  # the parent still exists, so this file system, like /proc, has no new folders
+            raise PermissionError(errno.EPERM, "this file system does not allow new folders", name) from exc
         raise
-    os.chmod(name, 0o700, dir_fd=at)  # the umask may have taken bits away
+    os.chmod(name, 0o700, dir_fd=at)  # the umask may have cleared bits
 
 
 def _files(at: int, above: str) -> Iterator[tuple[int, str, os.DirEntry[str]]]:
-    """Yield every file below an open folder, with its own folder's descriptor and key.
+    """Yield every file below an open folder, with the descriptor and the key of its folder.
 
-    Skips links, pipes, and folders that no key has, such as a file server's ``.snapshot``.
+    Skips links, pipes, and folders whose names are not valid keys, such as a file server's ``.snapshot``.
     """
     with os.scandir(at) as entries:
         for entry in entries:
@@ -296,6 +296,6 @@ def _modified_ms(entry: os.DirEntry[str]) -> int:
 
 
 def _remove(name: str, at: int) -> None:
-    """Remove a temporary file if possible; report the error that led here."""
+    """Remove a temporary file if possible; ignore errors, because an earlier error is being raised."""
     with suppress(OSError):
         os.unlink(name, dir_fd=at)

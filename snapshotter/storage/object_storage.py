@@ -1,15 +1,15 @@
 """The object storage boundary: whole, immutable objects under keys, and nothing else.
 
-All durable data passes through `ObjectStorage`. The seam is deliberately small: what every file system and object store
-can offer, with the guarantees that the layers above build on::
+All durable data passes through `ObjectStorage`. The interface is deliberately small: it has what every file system and
+object store can offer, with the guarantees that the layers above rely on::
 
     with open_storage("s3://bucket/app") as storage:
         storage.put("totals/shard-0003/commits/17-9f3c", data)
-        storage.put_if_absent("_sinks/totals/00000000000000000017", entry)     ConflictError if somebody was first
-        storage.get(key), storage.get_range(key, 0, 100)                       NotFoundError if there is none
+        storage.put_if_absent("_sinks/totals/00000000000000000017", entry)     ConflictError if the key is taken
+        storage.get(key), storage.get_range(key, 0, 100)                       NotFoundError if it does not exist
         [info.key for info in storage.list("totals/")]
         storage.delete([key])
-        storage.abort_unfinished_uploads("totals/", before_ms)                 what killed processes left
+        storage.abort_unfinished_uploads("totals/", before_ms)                 leftovers of killed processes
 
     url                    file:///data/app                     s3://bucket/app
     key                    totals/shard-0003/commits/17-9f3c    (relative, split by "/")
@@ -17,22 +17,22 @@ can offer, with the guarantees that the layers above build on::
 
 Invariants, by name; `holdfast.testing.storage_contract` checks each:
 
-whole       a key names all the bytes of one put or nothing, at every moment, for every reader, after any crash
+whole       a key holds all the bytes of one put or nothing, at every moment, for every reader, after any crash
 durable     when `put` returns, the object survives a crash of this process and, on local disks, of the machine
 fresh       `get` and `list` ask the store, never a cache
-counted     every request visible in the client is counted, retries too: `ObjectStorage.requests`
-typed       each failure is a `holdfast.errors` class, third-party exceptions are mapped in `errors` only
+counted     every request that the client can see is counted, including retries: `ObjectStorage.requests`
+typed       each failure is a `holdfast.errors` class; only `errors` maps third-party exceptions
 contained   a key is validated before any I/O and cannot lead outside the root
-silent      credentials are in no URL, repr, log record, exception or pickle
-bounded     no call waits for ever: attempts and time-outs have default limits
-limited     `get` refuses an object that is larger than the caller expects before it holds it
+silent      no URL, repr, log record, exception or pickle holds credentials
+bounded     no call waits forever: attempts and timeouts have default limits
+limited     `get` refuses an object that is larger than the caller expects, before it takes memory
 
-Keys are written once: nearly every object gets a new name (a random id), so its put needs no lock, rename or condition.
-Putting the same bytes again after an unclear failure is harmless. Where the name itself decides who was first, as that
-of a sink's decision, `put_if_absent` stores it.
+Keys are written once: nearly every object has a new, random name, so its put needs no lock, rename or condition.
+Putting the same bytes again after an unclear failure is harmless. If a name decides which process was first, such as
+that of a sink's decision, `put_if_absent` stores the object.
 
-Implementations: `local` (file), `s3`, `hdfs`, `fsspec` (memory and any other fsspec URL); `opening` chooses by URL.
-`wrappers` add a prefix or a bandwidth limit. `probe` tries what a query needs when it starts.
+Implementations: `local` (file), `s3`, `hdfs`, `fsspec` (memory and any other fsspec URL); `opening` chooses one by URL.
+`wrappers` add a prefix or a bandwidth limit. `probe` tries the actions a query needs when the query starts.
 """
 
 from __future__ import annotations
@@ -59,19 +59,19 @@ from holdfast.errors import (
 if TYPE_CHECKING:
     import typing_extensions
 
-#: In `collections.abc` from Python 3.12 on.
+#: Part of `collections.abc` since Python 3.12.
 Buffer: TypeAlias = "typing_extensions.Buffer"
 Action = Literal["put", "get", "list", "delete"]
-#: The limit for an object whose storage cannot read ranges: no commit is larger.
+#: The size limit for objects of a storage that cannot read ranges; no commit is larger.
 RANGE_OBJECT_BYTES_MAX = 4 << 30
 ACTIONS: tuple[Action, ...] = ("put", "get", "list", "delete")
 KEY_LIMIT_BYTES = 1024
 SEGMENT_LIMIT_BYTES = 255
 TEMPORARY_PREFIX = ".tmp-"
-"""File names that begin so are unfinished writes: no key may hold one, no list shows one."""
+"""File names with this prefix are unfinished writes: no key may contain one, and no list shows them."""
 
-# S3 sends keys as XML 1.0, which cannot hold the first ones, and HDFS has no colon in a name, and no file .snapshot;
-# refusing them everywhere keeps storages alike.
+# S3 sends keys as XML 1.0, which cannot represent control characters; HDFS forbids colons and the name .snapshot.
+# Refusing these everywhere keeps storages alike.
 _UNSAFE = re.compile("[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff:]")
 _RESERVED = {"", ".", "..", ".snapshot"}
 
@@ -108,16 +108,16 @@ class RequestCounts:
 
     def as_dict(self) -> dict[str, int]:
         """Return the sums: ``put``, ``get``, ``list``, ``delete``, ``put_bytes``, ``get_bytes``."""
-        # A list, and a copy of each: threads go on counting.
+        # Copies, because other threads go on counting.
         counts = [counter.copy() for counter in list(self._by_thread.values())]
         return {name: sum(counter[name] for counter in counts) for name in (*ACTIONS, "put_bytes", "get_bytes")}
 
 
 class ObjectStorage(ABC):
-    """Whole objects under keys below one root; see the module for what every implementation guarantees.
+    """Whole objects under keys below one root; the module docstring lists the guarantees.
 
-    An instance may be used by many threads. After a fork it works in the child as well: connections are made
-    anew there, the parent's are left alone. It cannot be pickled.
+    Many threads may use an instance. After a fork it also works in the child, which makes new connections and leaves
+    the parent's alone. It cannot be pickled.
 
     Attributes
     ----------
@@ -142,19 +142,19 @@ class ObjectStorage(ABC):
         Parameters
         ----------
         key : str
-            A key that was never used before, or the same one with the same bytes after an unclear failure.
+            A key that was never used before, or the same key with the same bytes after an unclear failure.
         data : Buffer
             Any C-contiguous buffer: bytes, memoryview, pyarrow.Buffer. It is not changed, and not kept.
 
         Raises
         ------
         InvalidArgumentError
-            The key is not valid, it collides with a folder of other keys, access is denied, or the root is
-            not there.
+            The key is invalid or collides with a folder of other keys, access is denied, or the root does not
+            exist.
         ConflictError
-            The storage can tell that the key holds other bytes; only some can.
+            The key holds other bytes; only some storages detect this.
         UnavailableError
-            The storage did not answer, or is full. The object is stored whole or not at all; it is unknown which.
+            The storage did not answer, or is full. The object was stored whole or not at all; which is unknown.
         """
 
     def put_if_absent(self, key: str, data: Buffer) -> None:
@@ -165,26 +165,26 @@ class ObjectStorage(ABC):
         key : str
             Of two callers with different bytes, one succeeds.
         data : Buffer
-            As for `put`. Meant for small data: sent in one request.
+            As for `put`; should be small, because it is sent in one request.
 
         Raises
         ------
         ConflictError
             The key holds other bytes, and keeps them.
         InvalidArgumentError
-            As `put`; or the storage cannot do it, and stores nothing.
+            As for `put`; or the storage does not support conditional puts, and stores nothing.
         UnavailableError
-            As `put`.
+            As for `put`.
 
         Notes
         -----
-        Atomic on local disks, HDFS, S3 (``If-None-Match: *``), Google Cloud Storage and Azure. A storage of your own
-        that does not override it is refused when a query starts (`probe`).
+        Atomic on local disks, HDFS, S3 (``If-None-Match: *``), Google Cloud Storage and Azure. A custom storage that
+        does not override it is refused when a query starts (`probe`).
         """
         raise unconditional(key, self.url)
 
     def _require(self, key: str, data: Buffer) -> None:
-        """Raise ConflictError unless an object that was there just now has these bytes."""
+        """Raise ConflictError unless an object that has just been found has these bytes."""
         view = flat_view(data)
         try:
             is_same = self.get(key, view.nbytes) == view
@@ -192,7 +192,7 @@ class ObjectStorage(ABC):
             raise UnavailableError(
                 "the object that had this key was deleted meanwhile: try again", action="put", key=key, storage=self.url
             ) from exc
-        except CorruptionError:  # it is larger
+        except CorruptionError:  # the object is larger
             is_same = False
         if not is_same:
             raise self._taken(key)
@@ -206,8 +206,8 @@ class ObjectStorage(ABC):
         key : str
             The key given to `put`.
         limit_bytes : int
-            The largest size that it may have. What is stored may be anything, so it is refused before it takes memory;
-            the default is enough for what holds no state itself.
+            The largest size that the object may have. A stored object may be anything, so a larger one is refused
+            before it takes memory; the default is enough for objects that hold no state themselves.
 
         Returns
         -------
@@ -217,18 +217,18 @@ class ObjectStorage(ABC):
         Raises
         ------
         NotFoundError
-            There is no such object. Denied access and a missing bucket are never reported as this.
+            The object does not exist. Denied access and a missing bucket are never reported as this.
         InvalidArgumentError
-            The key is not valid, or access is denied.
+            The key is invalid, or access is denied.
         CorruptionError
-            The object is larger than `limit_bytes`, or the store's own checksum does not match the bytes received,
-            several times in a row.
+            The object is larger than `limit_bytes`, or the store's own checksum repeatedly does not match the
+            received bytes.
         UnavailableError
             The storage did not answer.
         """
 
     def get_range(self, key: str, start: int, end: int) -> memoryview:
-        """Return the bytes from `start` to `end` of an object that has them.
+        """Return the bytes from `start` to `end` of an object, which must have them.
 
         Parameters
         ----------
@@ -240,7 +240,7 @@ class ObjectStorage(ABC):
         Returns
         -------
         memoryview
-            Like that of `get`. A part proves nothing about the whole: readers of ranges must detect damage themselves.
+            As for `get`. Ranges are not verified: their readers must detect damage themselves.
 
         Raises
         ------
@@ -251,7 +251,7 @@ class ObjectStorage(ABC):
 
         Notes
         -----
-        For a few bytes of a large object. A storage that cannot do better reads all of it.
+        For a few bytes of a large object. A storage that cannot read ranges reads the whole object.
         """
         check_range(start, end)
         return self._whole_range(self.get(key, RANGE_OBJECT_BYTES_MAX)[start:end], start, end, key)
@@ -263,66 +263,66 @@ class ObjectStorage(ABC):
         Parameters
         ----------
         prefix : str
-            A folder: "" for everything, else whole segments and a trailing slash, as in "totals/shard-0003/".
+            A folder: "" for everything, or whole segments with a trailing slash, such as "totals/shard-0003/".
             So a neighbour such as "totals/shard-00031/" is never included.
 
         Returns
         -------
         Sequence[ObjectInfo]
-            Ordered by the UTF-8 bytes of the key; complete, or an error is raised. Names that no `put` could
-            have made, and unfinished writes, are left out.
+            Ordered by the UTF-8 bytes of the key, and always complete. Unfinished writes, and names that no `put`
+            can have made, are left out.
 
         Raises
         ------
         InvalidArgumentError
-            The prefix is not a folder, or access is denied, or the root's bucket does not exist.
+            The prefix is not a folder, access is denied, or the root's bucket does not exist.
         UnavailableError
             The storage did not answer.
         """
 
     @abstractmethod
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects; an absent one is not an error.
+        """Delete objects; a missing object is not an error.
 
         Parameters
         ----------
         keys : Iterable[str]
-            The keys; all are validated before the first one is deleted.
+            The keys; all are validated before the first object is deleted.
 
         Raises
         ------
         InvalidArgumentError
-            A key is not valid, or access is denied for at least one of them.
+            A key is invalid, or access is denied for at least one key.
         UnavailableError
-            At least one could not be deleted, and trying again may help. Both errors are raised after every
-            key was tried; the message names the first failed key, the error's notes name all of them.
+            At least one object could not be deleted, and a retry may help. Both errors are raised after every
+            key was tried; the message names the first failed key, the error's notes name all failed keys.
         """
 
     def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
-        """Remove leftovers of killed puts: no list shows them, but they take space.
+        """Remove leftovers of killed puts, which no list shows but which take space.
 
         Parameters
         ----------
         prefix : str
-            A folder, as for `list`; nothing outside of it is touched.
+            A folder, as for `list`; nothing outside it is touched.
         before_ms : int
-            Only uploads begun before this time, by the store's clock, in ms since 1970: younger ones may be alive.
-            A put whose upload is removed fails with UnavailableError and stores nothing.
+            Remove only uploads begun before this time, by the store's clock, in ms since 1970: younger uploads may be
+            in progress. A put whose upload is removed fails with UnavailableError and stores nothing.
 
         Returns
         -------
         int
-            How many there were.
+            Number of uploads removed.
 
         Raises
         ------
         InvalidArgumentError
             The prefix is not a folder, or access is denied.
         UnavailableError
-            The storage did not answer; some may be removed.
+            The storage did not answer; some uploads may have been removed.
         """
         check_folder(prefix)
-        return 0  # most storages leave nothing behind
+        return 0  # most storages have no unfinished uploads
 
     def close(self) -> None:
         """Release connections; any later call raises ClosedError. Closing twice is allowed."""
@@ -333,18 +333,18 @@ class ObjectStorage(ABC):
             raise ClosedError("storage is closed: open it again", storage=self.url)
 
     def _whole_range(self, data: memoryview, start: int, end: int, key: str) -> memoryview:
-        """Return the bytes of a range. Raises `CorruptionError` if the object ends before it."""
+        """Return the bytes of a range. Raises `CorruptionError` if the object ends before the range does."""
         if data.nbytes != end - start:
             raise CorruptionError(
-                "the object is shorter than it should be", action="get", key=key, storage=self.url, end=end
+                "the object is shorter than expected", action="get", key=key, storage=self.url, end=end
             )
         return data
 
     def _require_size(self, size_bytes: int, limit_bytes: int, key: str) -> None:
-        """Raise CorruptionError if an object is larger than its reader takes."""
+        """Raise CorruptionError if an object is larger than its reader accepts."""
         if size_bytes > limit_bytes:
             raise CorruptionError(
-                "the object is larger than any that holdfast stores there",
+                "the object is larger than any object that holdfast stores under such a key",
                 action="get",
                 key=key,
                 storage=self.url,
@@ -353,7 +353,7 @@ class ObjectStorage(ABC):
             )
 
     def _require_deleted(self, failures: Sequence[tuple[str, HoldfastError]]) -> None:
-        """Raise one error for all keys that could not be deleted, if any; its notes name each of them."""
+        """Raise one error for all keys that could not be deleted, if any; its notes name each key."""
         if not failures:
             return
         # One permanent failure makes the whole call permanent.
@@ -372,21 +372,21 @@ class ObjectStorage(ABC):
         raise error from failures[0][1]
 
     def _taken(self, key: str) -> ConflictError:
-        """Return the error of a put under a key that holds other bytes."""
+        """Return the error for a put under a key that holds other bytes."""
         return ConflictError(
-            "another object has this key, and objects are never overwritten: choose another key",
+            "another object has this key, and objects are never overwritten: choose a different key",
             action="put",
             key=key,
             storage=self.url,
         )
 
     def _listed(self, found: Iterable[ObjectInfo]) -> Sequence[ObjectInfo]:
-        """Sort a listing by key, and drop names that no put could have made."""
+        """Sort a listing by key, and drop names that no put can have made."""
         ours = [info for info in found if not key_problem(info.key)]
         return sorted(ours, key=lambda info: info.key.encode())
 
     def _delete_each(self, keys: Iterable[str], delete: Callable[[str], None]) -> None:
-        """Delete objects one by one; raise one error for all that could not be deleted."""
+        """Delete objects one by one; raise one error for all objects that could not be deleted."""
         failures: list[tuple[str, HoldfastError]] = []
         for key in [check_key(key) for key in keys]:
             self._require_open()
@@ -416,11 +416,11 @@ class ObjectStorage(ABC):
 
 
 class SizedStorage(ObjectStorage):
-    """A storage that tells the size of an object before it reads any of it."""
+    """A storage that knows an object's size before it reads the object."""
 
     @abstractmethod
     def _read(self, key: str, choose: Callable[[int], tuple[int, int]]) -> memoryview:
-        """Return the bytes of an object from start to end; `choose` returns these for its size."""
+        """Return a range of an object's bytes; `choose` maps the object's size to the start and end."""
 
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
 
@@ -437,7 +437,7 @@ class SizedStorage(ObjectStorage):
 
 
 def unconditional(key: str, url: str) -> InvalidArgumentError:
-    """Return the error of a storage that cannot store an object only if its key is free."""
+    """Return the error for a storage without conditional puts."""
     return InvalidArgumentError(
         "the storage has no conditional put, so two drivers could overwrite each other's decisions: use a local disk "
         "with hard links, HDFS, S3 with conditional writes (AWS, MinIO, Ceph, versitygw), "
@@ -449,13 +449,13 @@ def unconditional(key: str, url: str) -> InvalidArgumentError:
 
 
 def check_range(start: int, end: int) -> None:
-    """Raise InvalidArgumentError if there is no such range."""
+    """Raise InvalidArgumentError if a range is empty or negative."""
     if not 0 <= start < end:
         raise InvalidArgumentError("a range must begin at 0 or later, and not be empty", start=start, end=end)
 
 
 def flat_view(data: Buffer) -> memoryview:
-    """Return the buffer's bytes as a flat view, without copying; raise InvalidArgumentError if it cannot be."""
+    """Return a buffer's bytes as a flat view, without copying; raise InvalidArgumentError if that is impossible."""
     try:
         return memoryview(data).cast("B")
     except TypeError as exc:
@@ -465,8 +465,8 @@ def flat_view(data: Buffer) -> memoryview:
 def check_key(key: str) -> str:
     """Return `key` if every storage can hold it: segments of 1 to 255 bytes, joined by "/", at most 1,024 bytes in all.
 
-    It refuses absolute keys, the segments ``.``, ``..`` and ``.snapshot``, colons, control characters, lone
-    surrogates, and names of unfinished writes.
+    Refuses absolute keys, the segments ``.``, ``..`` and ``.snapshot``, colons, control characters, lone surrogates,
+    and names of unfinished writes.
     """
     problem = key_problem(key)
     if problem:
@@ -476,7 +476,7 @@ def check_key(key: str) -> str:
 
 
 def check_folder(prefix: str) -> str:
-    """Return `prefix` if it is "" or a valid folder ending in a slash; raise InvalidArgumentError if not."""
+    """Return `prefix` if it is "" or a valid folder that ends in a slash; else raise InvalidArgumentError."""
     if prefix:
         if not prefix.endswith("/"):
             raise InvalidArgumentError('list prefix must be "" or a folder that ends in "/"', prefix=ascii(prefix))

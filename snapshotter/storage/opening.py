@@ -14,8 +14,8 @@ _NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
 
 
 def open_storage(url: str, options: Mapping[str, object] = _NO_OPTIONS) -> ObjectStorage:
-    """Open the storage that a URL names, without contacting it; `options` as of `parse_storage_options`."""
-    # Imported here: botocore and fsspec cost a tenth of a second that local users need not pay.
+    """Open the storage that a URL names, without contacting it; `options` are those of `parse_storage_options`."""
+    # Imported on demand: botocore and fsspec take a tenth of a second, which local users need not spend.
     parsed, options = parse_url(url), parse_storage_options(options)
     scheme, prefix = parsed.scheme, parsed.path.removeprefix("/")
     if scheme == "file":

@@ -1,22 +1,22 @@
-"""How people name a storage and set its options: one parser for every setting, argument and sink.
+"""Parses storage URLs and storage options, for every setting, argument and sink.
 
-From Spark's flat strings to the nested, typed values that fsspec takes::
+Spark's flat strings become the nested, typed values that fsspec expects::
 
     spark.holdfast.storage.key                            1234          {"key": "1234",
     spark.holdfast.storage.client_kwargs.endpoint_url     http://h:9     "client_kwargs": {"endpoint_url": ...},
     spark.holdfast.storage.config_kwargs.read_timeout     5              "config_kwargs": {"read_timeout": 5.0}}
 
-Only names in the tables below are converted; all others stay strings. So an access key that looks like a number or like
-"true" is never changed.
+Only options in the tables below are converted; all others stay strings. So an access key that looks like a number or
+like "true" is never changed.
 
 URLs::
 
-    /data/app                               a path; made absolute, since workers run in other directories
+    /data/app                               a path; made absolute, since workers run in different directories
     file:/data/app, file:///data/app        the same
     s3://bucket/app                         also s3a
-    hdfs://namenode:8020/app                hdfs:/app and hdfs:///app: the name node of HADOOP_CONF_DIR
-    abfss://container@account.dfs…/app      Azure: here nothing before the @ is secret
-    gs://bucket/app                         any other file system that fsspec knows
+    hdfs://namenode:8020/app                hdfs:/app and hdfs:///app use the NameNode of HADOOP_CONF_DIR
+    abfss://container@account.dfs…/app      Azure: the text before the @ is not secret
+    gs://bucket/app                         any other file system that fsspec supports
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _FLOATS = frozenset(
 )
 _PATH_OR_BOOL = "client_kwargs.verify"
 _WORDS = {"true": True, "false": False}
-#: Credentials, as file systems name them. Spark Connect hides most of these names from the program that sets them.
+#: File systems' names of credentials. Spark Connect hides most of these options from the program that sets them.
 CREDENTIALS = ("key", "secret", "token", "username", "password", "account_key", "sas_token", "client_secret")
 _SECRET_NAME = re.compile(
     r"key|secret|token|password|passphrase|passwd|username|credential|connection_string|sas|authorization|cookie",
@@ -79,7 +79,7 @@ _S3 = ("s3", "s3a")
 
 
 def parse_storage_options(given: Mapping[str, object]) -> dict[str, object]:
-    """Return options, named without Spark's prefix, as file systems take them: a dot nests, and text gets its type."""
+    """Convert options, named without Spark's prefix, for file systems: dots nest, and text gets its type."""
     nested: dict[str, object] = {}
     for name, value in given.items():
         *parts, last = name.split(".")
@@ -95,7 +95,7 @@ def parse_storage_options(given: Mapping[str, object]) -> dict[str, object]:
 
 
 def dotted(options: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Return nested options flat again, as Hadoop names its own: ``{"dfs": {"a": 1}}`` is ``{"dfs.a": 1}``."""
+    """Flatten nested options to dotted names, as Hadoop uses: ``{"dfs": {"a": 1}}`` becomes ``{"dfs.a": 1}``."""
     flat: dict[str, object] = {}
     for name, value in options.items():
         flat |= dotted(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
@@ -119,13 +119,13 @@ def _typed(name: str, text: str) -> object:
         try:
             return int(text) if name in _INTS else float(text)
         except ValueError:
-            # from None: the cause would show the value.
+            # Raised from None, because the cause would show the value.
             raise InvalidArgumentError("storage option must be a number", option=name) from None
     return text
 
 
 def _secrets(value: object, *, hidden: bool) -> Iterator[str]:
-    """Yield the strings below a secret name."""
+    """Yield the strings under names that suggest a secret."""
     if isinstance(value, dict) or hasattr(value, "items"):
         for name, inner in value.items():
             yield from _secrets(inner, hidden=hidden or bool(_SECRET_NAME.search(str(name))))
@@ -134,23 +134,23 @@ def _secrets(value: object, *, hidden: bool) -> Iterator[str]:
 
 
 class StorageUrl(NamedTuple):
-    """A URL in its parts; `str` gives the form that driver and workers understand alike."""
+    """The parts of a URL; `str` returns the form that both driver and workers accept."""
 
     scheme: str
     """In lower case; "file" for a path."""
     authority: str
     """Bucket, container or host; empty for "file"."""
     path: str
-    """With its leading slash and without a slash at the end, or empty. Nothing is decoded."""
+    """With a leading and without a trailing slash, or empty; not decoded."""
 
     @property
     def store(self) -> tuple[str, str]:
-        """The store that holds the path: equal for two URLs of one store, whatever their schemes."""
+        """The store that holds the path; equal for two URLs of the same store, whatever their schemes."""
         return "s3" if self.scheme in _S3 else self.scheme, self.authority
 
     @property
     def for_spark(self) -> StorageUrl:
-        """The same place by the scheme that Spark's own file system has."""
+        """The same location with the scheme of Spark's own file system."""
         return self._replace(scheme="s3a") if self.scheme == "s3" else self
 
     def __str__(self) -> str:
@@ -158,7 +158,7 @@ class StorageUrl(NamedTuple):
 
 
 def parse_url(url: str | os.PathLike[str]) -> StorageUrl:
-    """Return the parts of a URL or path. Nothing is contacted. Raises `InvalidArgumentError`."""
+    """Parse a URL or path, without contacting the storage. Raises `InvalidArgumentError`."""
     text = os.fspath(url)
     if not text.strip() or text.startswith("~"):
         raise InvalidArgumentError("it must be a URL or a path, and ~ is not expanded")
@@ -180,7 +180,7 @@ def parse_url(url: str | os.PathLike[str]) -> StorageUrl:
 
 
 def beside(url: str, ending: str) -> str:
-    """Return the URL of a folder with this ending beside another. Raises `InvalidArgumentError` for a whole bucket."""
+    """Return the URL of a sibling folder with this suffix. Raises `InvalidArgumentError` for a whole bucket."""
     if not parse_url(url).path.strip("/"):
         raise InvalidArgumentError("this is a whole bucket or file system: name a folder in it", given=url)
     return f"{url.rstrip('/')}{ending}"
@@ -200,26 +200,26 @@ def _local_path(rest: str) -> str:
 def _remote(scheme: str, rest: str) -> StorageUrl:
     if scheme == "dbfs":
         raise InvalidArgumentError(
-            "only Databricks' Spark knows dbfs: write the path where every machine mounts the file system, /dbfs/… or "
-            "/Volumes/…"
+            "only Databricks' Spark supports dbfs: use the path at which every machine mounts the file system, /dbfs/… "
+            "or /Volumes/…"
         )
     if scheme == "hdfs" and rest.startswith("/") and not rest.startswith("//"):
         rest = f"//{rest}"
     if not rest.startswith("//"):
         raise InvalidArgumentError(
-            f"URL must be scheme://root, or a path: write {scheme}://…, or ./{scheme}:… where it is a path",
+            f"URL must be scheme://root, or a path: write {scheme}://…, or ./{scheme}:… for a path",
             scheme=scheme,
         )
     authority, slash, path = rest[2:].partition("/")
     user, _, host = authority.rpartition("@")
-    # A secret may contain a slash, which ends the authority: the text after a colon is then a port, or a secret.
+    # A secret may contain a slash, which ends the authority: then the text after a colon is a port or a secret.
     is_secret = ":" in user or not _HOST.fullmatch(host)
-    if scheme in _S3:  # whose buckets have no port
+    if scheme in _S3:  # S3 buckets have no port
         is_secret = ":" in authority or "@" in rest
     if is_secret or "?" in rest:
         raise InvalidArgumentError(
             "the URL holds credentials or parameters: remove them, and set them as options "
-            "(spark.holdfast.storage.key and spark.holdfast.storage.secret, for example; those of a sink are "
+            "(spark.holdfast.storage.key and spark.holdfast.storage.secret, for example; for a sink, "
             "spark.holdfast.sink.<name>.<option>), or use the environment's own credentials",
             scheme=scheme,
         )

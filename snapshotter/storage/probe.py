@@ -1,12 +1,12 @@
-"""The test of a directory before its first use: each action once, on a small object.
+"""Tests a directory before its first use: performs each action once, on a small object.
 
 ::
 
-    <folder>/probe-5f0c1d…      put, put again with other bytes, got, listed, deleted
+    <folder>/probe-5f0c1d…      put, put again with other bytes, get, list, delete
 
-So a read-only directory, or a policy that forbids one action, fails before any state is written, and not hours later in
-the first commit, snapshot or clean-up. The second put must be refused: some stores reject conditions, others accept and
-ignore them.
+So a read-only directory, or a policy that forbids one action, fails before any state is written instead of hours later,
+in the first commit, snapshot or clean-up. The second put must be refused: some stores reject conditions, others ignore
+them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def probe_storage(
             is_same = bytes(probes.get(key, len(key))) == key.encode()
             stored_ms = {info.key: info.modified_ms for info in probes.list("")}.get(key)
         except BaseException:
-            with suppress(HoldfastError):  # the first action that is refused is the one to report
+            with suppress(HoldfastError):  # report the action that was refused first
                 probes.delete([key])
             raise
         probes.delete([key])

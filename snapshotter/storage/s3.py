@@ -1,31 +1,31 @@
-"""Objects in a bucket of S3 or of a store that speaks its protocol (``s3://``), through s3fs.
+"""Objects in a bucket of S3 or of a compatible store (``s3://``), through s3fs.
 
 ::
 
-    put      up to 2 parts' size: one PutObject          larger: CreateMultipartUpload, parts 4 at a time, Complete
+    put      up to the size of 2 parts: one PutObject    larger: CreateMultipartUpload, parts 4 at a time, Complete
     put_if_absent    one PutObject, If-None-Match: *
-    get      one GetObject                               larger: its head tells the size, then ranges 4 at a time
-    list     ListObjectsV2, page by page                 delete: DeleteObjects, 1,000 keys a request
+    get      one GetObject                               larger: its header gives the size, then ranges 4 at a time
+    list     ListObjectsV2, page by page                 delete: DeleteObjects, 1,000 keys per request
 
-s3fs's own ``rm`` drops the errors of single keys, its uploads go on while they abort, and its retries multiply with
-botocore's. So requests are made one by one, with s3fs's options and session, and its retries set to one.
+s3fs's own ``rm`` drops the errors of single keys, its uploads continue while they abort, and its retries multiply with
+botocore's. So this module makes single requests, with s3fs's options and session, and sets its retries to one.
 
-Bounded: botocore's standard mode, 9 attempts of a request in about 45 s, 5 of a PutObject that meets another one of its
-key (409), 5 s to connect, 20 s without a byte, and all of one operation within `operation_timeout_seconds` (120) plus
-1 s for each MiB. A body that is cut or does not match its checksum is read 3 times.
+Bounded: botocore's standard mode with 9 attempts per request in about 45 s, 5 attempts for a PutObject that conflicts
+with another put of its key (409), 5 s to connect, 20 s without a byte, and `operation_timeout_seconds` (120) plus 1 s
+per MiB for a whole operation. A body that is cut or does not match its checksum is read up to 3 times.
 
-Reply lost: a PutObject is simply sent again; a conditional one then finds its own object, and compares the bytes. A
-CompleteMultipartUpload that was done already answers NoSuchUpload when sent again; then the object's size decides,
-which is safe because keys are written once.
+Lost reply: a PutObject is sent again; a conditional one then finds its own object, and compares the bytes. A repeated
+CompleteMultipartUpload that has already succeeded answers NoSuchUpload; then the object's size decides, which is safe
+because keys are written once.
 
 ::
 
-    S3FileSystem._call_s3      one request, with the options of the user and the errors of s3fs
+    S3FileSystem._call_s3      makes one request, with the user's options and s3fs's errors
     S3FileSystem._s3           the client, None before the first request
-    S3FileSystem._s3creator    what ends its session: s3fs offers no way to close that works at any time
-    fsspec.asyn.iothread       whether this is the event loop's own thread
+    S3FileSystem._s3creator    ends the session: s3fs has no close that works at any time
+    fsspec.asyn.iothread       shows whether this is the event loop's own thread
 
-These are private to s3fs and fsspec. `PRIVATE` names them; a test names those that a new release drops.
+These are private to s3fs and fsspec. `PRIVATE` lists them; a test fails if a new release drops one.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ from holdfast.snapshotter.storage.object_storage import (
 from holdfast.snapshotter.storage.options import CREDENTIALS, secrets_of
 
 _NOT_PLAIN = {"self", "kwargs", "session", "asynchronous", "loop"}
-#: Attempts of one request. The pauses between them are random, up to 1, 2, 4, 8, 16, 20, 20 and 20 s: 45 s on average,
-#: under 20 s once in a hundred times, so a store may be down for half a minute.
+#: Attempts per request. The pauses between them are random, up to 1, 2, 4, 8, 16, 20, 20 and 20 s: 45 s on average, and
+#: under 20 s in one of a hundred cases, so a store may be down for half a minute.
 TOTAL_MAX_ATTEMPTS = 9
 _OURS = {"operation_timeout_seconds": 120.0, "part_size_bytes": 16 << 20, "max_concurrency": 4}
 PRIVATE = {s3fs.S3FileSystem: ("_call_s3", "_s3", "_s3creator"), fsspec.asyn: ("iothread",)}
@@ -81,7 +81,7 @@ _CLOSE_TIMEOUT_SECONDS = 5
 _CONFLICT = 409
 _CONFLICT_ATTEMPTS = 5
 _FIRST_PAUSE_SECONDS = 0.05
-# What a request counts as; all others are puts.
+# The action that a request counts as; all other requests are puts.
 _ACTIONS: dict[str, Action] = {
     "GetObject": "get",
     "HeadObject": "get",
@@ -91,7 +91,7 @@ _ACTIONS: dict[str, Action] = {
     "AbortMultipartUpload": "delete",
 }
 _LOG = logging.getLogger(__name__)
-# What they write at DEBUG holds the session token.
+# These loggers write the session token at DEBUG.
 _WITH_TOKENS = ("botocore.auth", "botocore.endpoint")
 _T = TypeVar("_T")
 _Entries: TypeAlias = "list[dict[str, Any]]"
@@ -102,12 +102,12 @@ _MAX_PARTS = 10_000
 _BODY_ATTEMPTS = 3
 _ABORT_TIMEOUT_SECONDS = 30
 _DELETE_BATCH = 1_000
-# HTTP statuses of a conditional put: the key is taken; conditions are not supported. Some stores send no error code.
+# HTTP statuses of a conditional put: key taken, and conditions not supported. Some stores send no error code.
 _TAKEN, _NO_CONDITIONS = 412, 501
 
 
 def check_options(options: Mapping[str, object]) -> None:
-    """Refuse options that s3fs would refuse later, or would show in a message."""
+    """Refuse options that s3fs would refuse later or reveal in a message."""
     known = (set(inspect.signature(s3fs.S3FileSystem.__init__).parameters) - _NOT_PLAIN) | set(_OURS) | {"profile"}
     for name in options:
         if name not in known:
@@ -115,7 +115,7 @@ def check_options(options: Mapping[str, object]) -> None:
     for name in CREDENTIALS:
         value = options.get(name)
         if value is not None and (not isinstance(value, str) or not value or re.search(r"[\s\x00-\x1f]", value)):
-            raise InvalidArgumentError("option must be a string without white space, not empty", option=name)
+            raise InvalidArgumentError("option must be a non-empty string without white space", option=name)
     _check_credentials({name for name in CREDENTIALS if options.get(name) is not None}, options)
     client = options.get("client_kwargs", {})
     endpoints = [options.get("endpoint_url"), client.get("endpoint_url") if isinstance(client, dict) else None]
@@ -129,23 +129,23 @@ def check_options(options: Mapping[str, object]) -> None:
 
 
 def _check_credentials(given: set[str], options: Mapping[str, object]) -> None:
-    """Refuse incomplete or contradictory credentials: a client would silently choose some."""
+    """Refuse incomplete or contradictory credentials, among which a client would silently choose."""
     for pair in (("key", "secret"), ("username", "password")):
         if len(given & set(pair)) == 1:
             raise InvalidArgumentError("options belong together: set both, or neither", options=" ".join(pair))
     if given == {"token"}:
-        raise InvalidArgumentError("option token goes with a key and a secret: set them too", option="token")
+        raise InvalidArgumentError("option token requires key and secret: set them, too", option="token")
     ways = [*sorted(given), *(name for name in ("anon", "profile") if options.get(name))]
     if ("anon" in ways or "profile" in ways) and len(ways) > 1:
         raise InvalidArgumentError(
-            "options contradict each other: credentials, a profile and anon are three ways to authenticate; set one "
-            "of them",
+            "options contradict each other: credentials, profile and anon are alternative ways to authenticate; set "
+            "only one of them",
             options=" ".join(ways),
         )
 
 
 def with_defaults(options: Mapping[str, object]) -> dict[str, object]:
-    """Return the parameters for s3fs: time-outs and attempts bounded unless the user says otherwise."""
+    """Return the parameters for s3fs, with limits on time and attempts unless the user sets others."""
     given = cast("dict[str, Any]", options.get("config_kwargs", {}))
     retries = {"mode": "standard", **given.get("retries", {})}
     if "max_attempts" not in retries:
@@ -159,13 +159,13 @@ def with_defaults(options: Mapping[str, object]) -> dict[str, object]:
 def connect(options: Mapping[str, object], profile: str | None, requests: RequestCounts) -> s3fs.S3FileSystem:
     """Return an s3fs instance, which opens its session at the first request; `requests` counts every attempt."""
     for logger in map(logging.getLogger, _WITH_TOKENS):
-        if logger.level == logging.NOTSET:  # the root logger's DEBUG does not ask for tokens
+        if logger.level == logging.NOTSET:  # DEBUG on the root logger must not reveal tokens
             logger.setLevel(logging.INFO)
     session = aiobotocore.session.AioSession(profile=profile)
     session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
     session.register("request-created.s3", functools.partial(_count, requests))
     session.register("needs-retry.s3.PutObject", _pause_seconds)
-    # asynchronous: s3fs registers no finalizer of its own, which would misbehave in a forked child.
+    # With `asynchronous`, s3fs registers no finalizer, which would misbehave in a forked child.
     made = s3fs.S3FileSystem(asynchronous=True, skip_instance_cache=True, session=session, **options)
     made.retries = 1
     return made
@@ -173,7 +173,7 @@ def connect(options: Mapping[str, object], profile: str | None, requests: Reques
 
 @functools.cache
 def _loader(data_path: str | None) -> botocore.loaders.Loader:
-    """Return the models of the services, parsed once for all sessions (60 ms of CPU)."""
+    """Return botocore's service models, parsed once for all sessions (60 ms of CPU)."""
     return botocore.loaders.create_loader(data_path)
 
 
@@ -183,20 +183,20 @@ def _count(requests: RequestCounts, operation_name: str, **_: object) -> None:
 
 
 def _pause_seconds(response: Any, attempts: int, **_: object) -> float | None:
-    """Make botocore repeat a put that conflicts with another of its key, as AWS asks; by default it does not."""
+    """Make botocore repeat a put that conflicts with another put of its key, as AWS advises; the default is not to."""
     is_conflict = response is not None and response[0].status_code == _CONFLICT
     return _FIRST_PAUSE_SECONDS * 2**attempts if is_conflict and attempts < _CONFLICT_ATTEMPTS else None
 
 
 def announced_size(response: Any) -> int:
-    """Return the announced size of a reply's body: without it a truncated body looks whole."""
+    """Return the declared size of a reply's body; without it, a truncated body would look complete."""
     if "ContentLength" not in response:
         raise aiohttp.ClientPayloadError("the reply has no Content-Length: a proxy must not remove it")
     return cast("int", response["ContentLength"])
 
 
 async def read_body(response: Any, most: int) -> bytes:
-    """Return the whole body, which must be as long as announced; one that is longer than `most` is not read."""
+    """Return the whole body, which must have its declared size; a body larger than `most` is not read."""
     size = announced_size(response)
     data = cast("bytes", await response["Body"].read()) if size <= most else b""
     if len(data) != size:
@@ -205,7 +205,7 @@ async def read_body(response: Any, most: int) -> bytes:
 
 
 def close(client: s3fs.S3FileSystem) -> None:
-    """Close a client on the event loop; from the loop's own thread (a collected storage) without waiting."""
+    """Close a client on the event loop; the loop's own thread (when it collects a storage) does not wait."""
     if client._s3 is None:  # noqa: SLF001
         return
     loop = fsspec.asyn.get_loop()
@@ -215,16 +215,16 @@ def close(client: s3fs.S3FileSystem) -> None:
 
 
 class S3Storage(ObjectStorage):
-    """See the module.
+    """Objects in a bucket; see the module docstring.
 
-    `bucket`: name of the bucket; it must exist; `prefix`: key prefix of the root, "" for the whole bucket; `options`:
-    parameters of `s3fs.S3FileSystem`, and of our own: `operation_timeout_seconds`, `part_size_bytes`.
+    `bucket`: name of an existing bucket; `prefix`: key prefix of the root, "" for the whole bucket; `options`:
+    parameters of `s3fs.S3FileSystem`, and this module's `operation_timeout_seconds` and `part_size_bytes`.
     """
 
     def __init__(self, bucket: str, prefix: str, options: Mapping[str, object]) -> None:
         if not _BUCKET.fullmatch(bucket):
             raise InvalidArgumentError("s3 URL must be s3://bucket or s3://bucket/prefix, and hold no credentials")
-        if prefix:  # a key, but for colons: users choose it, and S3 takes them
+        if prefix:  # checked like a key except for colons, which S3 allows
             check_key(prefix.replace(":", "-"))
         check_options(options)
         super().__init__(f"s3://{bucket}/{prefix}".rstrip("/"))
@@ -240,9 +240,9 @@ class S3Storage(ObjectStorage):
         weakref.finalize(self, self._connections.release)
 
     def put(self, key: str, data: Buffer) -> None:
-        """Store an object; see `ObjectStorage.put`. Data in bytes is not copied, other buffers part by part."""
+        """Store an object; see `ObjectStorage.put`. Bytes are not copied, other buffers are copied part by part."""
         name = self._name(key)
-        # BytesIO takes over bytes as they are; a larger body as plain bytes would block the event loop.
+        # BytesIO shares bytes without copying; sending a large body as plain bytes would block the event loop.
         view = data if isinstance(data, bytes) else flat_view(data)
         with translated("put", self.url, key, self._secrets):
             if len(view) <= 2 * self._part_bytes:
@@ -310,7 +310,7 @@ class S3Storage(ObjectStorage):
             return self._run(self._abort_uploads(self._fs(), self._root + prefix, before_ms))
 
     def close(self) -> None:
-        """Close this process's connections; calls that are under way fail."""
+        """Close this process's connections; running calls fail."""
         super().close()
         self._connections.release()
 
@@ -328,7 +328,7 @@ class S3Storage(ObjectStorage):
         return self._connections.of_this_process()
 
     def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Run on fsspec's event loop, which it starts anew after a fork; an interrupt cancels the work."""
+        """Run a coroutine on fsspec's event loop, which restarts after a fork; an interrupt cancels it."""
         future = asyncio.run_coroutine_threadsafe(coroutine, fsspec.asyn.get_loop())
         try:
             return future.result()
@@ -339,7 +339,7 @@ class S3Storage(ObjectStorage):
         return asyncio.timeout(self._timeout_seconds + size_bytes / _MIN_RATE_BYTES_PER_SECOND)
 
     async def _call(self, fs: Any, operation: str, **request: Any) -> Any:
-        """Make one request about the bucket, repeated by botocore only."""
+        """Make one request to the bucket; only botocore retries it."""
         return await fs._call_s3(operation, Bucket=self._bucket, **request)  # noqa: SLF001
 
     async def _put_small(self, fs: Any, name: str, view: bytes | memoryview, **condition: str) -> None:
@@ -347,7 +347,7 @@ class S3Storage(ObjectStorage):
             await self._call(fs, "put_object", Key=name, Body=io.BytesIO(view), **condition)
 
     async def _put_new(self, fs: Any, name: str, data: bytes) -> int | None:
-        """Put an object that must not replace another; return the status of a refusal, None if stored."""
+        """Put an object unless the key is taken; return the status of a refusal, None if it was stored."""
         try:
             await self._put_small(fs, name, data, IfNoneMatch="*")
         except OSError as exc:
@@ -358,7 +358,7 @@ class S3Storage(ObjectStorage):
         return None
 
     async def _put_large(self, fs: Any, name: str, view: memoryview) -> None:
-        """Upload in parts; on any failure stop all parts, then abort."""
+        """Upload an object in parts; on any failure, stop all parts and then abort the upload."""
         async with self._limit(view.nbytes):
             upload = await self._call(fs, "create_multipart_upload", Key=name)
         target = {"Key": name, "UploadId": upload["UploadId"]}
@@ -386,7 +386,7 @@ class S3Storage(ObjectStorage):
         try:
             await self._call(fs, "complete_multipart_upload", MultipartUpload={"Parts": parts}, **target)
         except FileNotFoundError:
-            # NoSuchUpload: done by a request whose reply was lost, or aborted by somebody.
+            # NoSuchUpload: completed by a request whose reply was lost, or aborted by another process.
             if await self._size(fs, target["Key"]) != size_bytes:
                 raise
 
@@ -397,13 +397,13 @@ class S3Storage(ObjectStorage):
             return None
 
     async def _abort(self, fs: Any, target: dict[str, str], cause: BaseException) -> None:
-        """Abort an upload; if that fails, note it on the error that led here."""
+        """Abort an upload; if that fails, add a note to `cause`."""
         try:
             async with asyncio.timeout(_ABORT_TIMEOUT_SECONDS):
                 await self._abort_upload(fs, target)
         except (OSError, BotoCoreError):
             _LOG.warning("multipart upload left behind key=%s upload=%s", target["Key"], target["UploadId"])
-            cause.add_note(f"multipart upload left behind, expire it by a rule: upload={target['UploadId']}")
+            cause.add_note(f"multipart upload left behind; add a rule that expires it: upload={target['UploadId']}")
 
     async def _get(self, fs: Any, key: str, limit_bytes: int) -> bytes | bytearray:
         name = self._name(key)
@@ -422,7 +422,7 @@ class S3Storage(ObjectStorage):
             return await self._get_ranges(fs, name, size)
 
     async def _get_ranges(self, fs: Any, name: str, size: int) -> bytearray:
-        """Read ranges at once; the store gives no checksum for them, holdfast's files do."""
+        """Read ranges concurrently; the store has no checksums for ranges, but holdfast's files do."""
         data = bytearray(size)
         slots = asyncio.Semaphore(self._parallel)
 
@@ -444,7 +444,7 @@ class S3Storage(ObjectStorage):
             return await self._body(fs, name, response, end - start, Range=wanted)
 
     async def _body(self, fs: Any, name: str, response: Any, most: int, **request: str) -> bytes:
-        """Read the body of an answer; ask again if it is cut, too short, too long or damaged on the way."""
+        """Read the body of a response; repeat the request if the body is cut, has the wrong size or is damaged."""
         for attempt in range(1, _BODY_ATTEMPTS + 1):
             try:
                 return await read_body(response, most)
@@ -461,7 +461,7 @@ class S3Storage(ObjectStorage):
         return await self._pages(fs, "list_objects_v2", folder, "Contents", "ContinuationToken")
 
     async def _pages(self, fs: Any, operation: str, folder: str, entries: str, marker: str) -> _Entries:
-        """Return the `entries` of all pages; each page names the `marker` of the next."""
+        """Return the `entries` of all pages; each page holds the `marker` of the next page."""
         found: _Entries = []
         request = {"Prefix": folder}
         while True:
@@ -480,8 +480,8 @@ class S3Storage(ObjectStorage):
         return [entry for entry in answer.get("Errors", []) if entry.get("Code") != "NoSuchKey"]
 
     async def _abort_uploads(self, fs: Any, folder: str, before_ms: int) -> int:
-        # Without the UploadIdMarker, which versitygw does not know again: of two uploads of one key, which only a put
-        # has that was begun again, one may be left to the next call.
+        # Without UploadIdMarker, which versitygw does not accept: if a repeated put left two uploads of one key, one of
+        # them may be left for the next call.
         uploads = await self._pages(fs, "list_multipart_uploads", folder, "Uploads", "KeyMarker")
         aborted = 0
         for upload in uploads:
@@ -491,16 +491,16 @@ class S3Storage(ObjectStorage):
         return aborted
 
     async def _abort_upload(self, fs: Any, target: dict[str, str]) -> bool:
-        """Abort an upload; tells whether there was one."""
+        """Abort an upload; return whether it existed."""
         try:
             await self._call(fs, "abort_multipart_upload", **target)
         except FileNotFoundError:
-            return False  # finished or aborted by somebody else
+            return False  # completed, or aborted by another process
         return True
 
 
 async def _all(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """Run concurrently; on the first failure stop the others, wait for them, and raise it."""
+    """Run coroutines concurrently; on the first failure, stop the others, wait for them, and raise the failure."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)

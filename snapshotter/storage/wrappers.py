@@ -1,11 +1,11 @@
-"""Storages around a storage: each changes one thing and delegates the rest.
+"""Wrappers around a storage: each changes one behaviour and delegates the rest.
 
 ::
 
     PrefixedStorage(checkpoint, "totals/shard-0003")     one shard: keys are "commits/17-9f3c"
     LimitedStorage(checkpoint, Bandwidth(10_000_000))    sends at most 10 MB/s
 
-A shard is passed on as a `PrefixedStorage`: each of its objects repeats the prefix in its header.
+A shard is represented by a `PrefixedStorage`; each of its objects repeats the prefix in its header.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from holdfast.snapshotter.storage.object_storage import (
 
 
 class WrappedStorage(ObjectStorage):
-    """Delegates to `inner`, which it closes; a subclass overrides what it changes."""
+    """Delegates to `inner`, and closes it; a subclass overrides what it changes."""
 
-    _folder = ""  #: Of all keys in `inner`
+    _folder = ""  #: Prefix of all keys in `inner`
 
     def __init__(self, inner: ObjectStorage) -> None:
         super().__init__(inner.url)
@@ -65,7 +65,7 @@ class WrappedStorage(ObjectStorage):
 
 
 class PrefixedStorage(WrappedStorage):
-    """A folder of a storage as its own storage. Closing it closes `inner`: do not close a view that you pass on."""
+    """A folder of a storage, as a storage. Closing it closes `inner`: do not close an instance that others use."""
 
     def __init__(self, inner: ObjectStorage, prefix: str) -> None:
         super().__init__(inner)

@@ -157,7 +157,7 @@ def test_a_put_whose_file_is_taken_away_may_be_tried_again(
     put = storage.put if call == "replace" else storage.put_if_absent
     with monkeypatch.context() as patched:
         patched.setattr(os, call, after_a_clean_up)
-        with pytest.raises(UnavailableError, match="what was being written is gone"):
+        with pytest.raises(UnavailableError, match="the object vanished while it was written"):
             put("a/b", b"1")
     assert storage.list("") == []
     put("a/b", b"1")

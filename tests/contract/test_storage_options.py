@@ -117,7 +117,7 @@ def test_refused_urls(url: str, message: str) -> None:
         ({"client_kwargs": {"endpoint_url": "http://user:CANARY@host"}}, "endpoint_url holds credentials"),
         ({"key": "CANARY"}, r"set both, or neither.*options='key secret'"),
         ({"secret": "CANARY"}, r"set both, or neither.*options='key secret'"),
-        ({"token": "CANARY"}, "goes with a key and a secret"),
+        ({"token": "CANARY"}, "requires key and secret"),
         ({"key": "CANARY", "secret": "CANARY", "anon": True}, r"contradict.*options='key secret anon'"),
         ({"key": "CANARY", "secret": "CANARY", "profile": "mine"}, r"contradict.*options='key secret profile'"),
         ({"endpoint_url": "http://a", "client_kwargs": {"endpoint_url": "b"}}, r"contradict.*endpoint_url differ"),

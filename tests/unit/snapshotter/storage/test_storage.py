@@ -377,7 +377,7 @@ _REFUSED = {
     "file://host/app": "names a host",
     "/data/a\x00b": "zero byte",
     "s3:/bucket/app": "write s3://",
-    "totals:v2": "or ./totals:… where it is a path",
+    "totals:v2": "or ./totals:… for a path",
     "s3://CANARY:CANARY@bucket/app": r"holds credentials.*spark\.holdfast\.storage\.secret",
     "s3://bucket/a@b": "holds credentials",
     "sftp://user:CANARY@host/app": "holds credentials",
