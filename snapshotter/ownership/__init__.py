@@ -1,1 +1,1 @@
-"""Who owns a directory in durable storage: the operator's record, and the claims of runs."""
+"""Ownership of directories in durable storage: operator records, and the claims of runs."""

@@ -1,33 +1,33 @@
-"""Which run of which query works in an operator's directory: a fence, whose newest claim names the run that holds it.
+"""Claims on an operator's directory: a fence whose newest claim names the run that holds the directory.
 
 ::
 
-    <operator>/operator                         whose state it is, for ever
-    <operator>/claims/00000000000000000017      who works on it, where, and how far: `Claim`
+    <operator>/operator                         the query that owns the state, for good
+    <operator>/claims/00000000000000000017      the run that works on it, its host and its progress: `Claim`
     <operator>/claims/beside@00001795287600000@<run id>@<application>@<driver>@5f0c1d…      see `Beside`
 
-A run claims before it writes anything else, by taking the number after the newest; its executors share the claim. While
-micro-batches run, they look every `RENEW_EVERY_MS`; where the number has not moved since, one of them takes the next.
-Who may take the number after another run's (docs/decisions/0023-copied-checkpoints.md):
+A run claims before it writes anything else, by taking the number after the newest (`holdfast.snapshotter.fence`); its
+executors share the claim (`spark_integration/shard_call/claiming.py`). While micro-batches run, they look every
+`RENEW_EVERY_MS`, and one of them takes the next number if it has not moved. `spark_integration/executor/processes.py`
+checks whether a run lives. Who may take the next number (docs/decisions/0023-copied-checkpoints.md):
 
-another query     nobody, while the first one has claimed within `ALIVE_MS`; the other query then claims a directory of
-                  its own. Later it replaces one that has no record, and so no state
-the same query    a run of the same application, or one whose predecessor has ended on this machine, or has not claimed
-                  within `ALIVE_MS`: at once. The older run finds the number when it looks, and stops
-a copy of it      has the same query id: somebody copied the checkpoint location. It is refused if the other run lives
-                  on this machine, or is at a later micro-batch. If neither is known, it starts **beside** the other run
-                  and writes no claim: if the number moves, the other one lives, and this one stops; if it does not
-                  for `ALIVE_MS`, the other one is dead, and this one takes the next
-several beside    each says so when it begins, and whenever it looks; who comes later waits for who said so within
-                  `ALIVE_MS`, however old the claim is. So whoever began first takes the number
+another query     not while the first query has claimed within `ALIVE_MS`: the other query claims a separate directory.
+                  Later it replaces a query that has no record, and so no state
+the same query    at once, if it is the same application, or if the previous run has ended on this machine or has not
+                  claimed within `ALIVE_MS`. The previous run finds the new number when it looks, and stops
+a copy of it      has the same query id, from a copied checkpoint location. It is refused if the other run lives on this
+                  machine or is at a later micro-batch. If neither is known, it starts **beside** the other run and
+                  writes no claim: if the number moves, the other run lives, and the copy stops; if it does not move
+                  for `ALIVE_MS`, the other run is dead, and the copy takes the next number
+several beside    each announces itself when it begins and whenever it looks; later runs wait for all runs that did so
+                  within `ALIVE_MS`, however old the claim is. So the run that began first takes the number
 
 Invariants
 ----------
-* **one holder**: of all that take the number after the same one, one succeeds.
-* **incumbent first**: a run beside another one stops no other run, and deletes nothing of theirs.
-* **one clock**: ages are differences between the store's own times, or are measured by a clock that never jumps.
-* **nothing waits**: a claim is not a lock. The state is safe because every object has a unique name, and Spark accepts
-  the pointers of one run only.
+* **one holder**: of all runs that take the same number, one succeeds.
+* **incumbent first**: a run beside the holder stops no other run, and deletes none of its objects.
+* **one clock**: ages are differences between the store's own times, or are measured by a monotonic clock.
+* **nothing waits**: a claim is not a lock. State is safe: object names are unique, and Spark accepts one run only.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ FOLDER = "claims"
 ALIVE_MS = 5 * 60_000
 _BESIDE = re.compile(r"beside@([0-9]{17})@([^@/]+)@([0-9a-f]{16}|)@([^@/]*)@([0-9a-f]{16})")
 RENEW_EVERY_MS = 2 * 60_000
-#: How long executors may outlive their driver: claims made then do not show that the query lives.
+#: How long executors may outlive their driver: their claims during that time do not show that the query lives.
 ENDING_MS = 60_000
-#: How long a claim tells of earlier runs: an executor that joins one late must see what came after it.
+#: How long a claim lists earlier runs: an executor that joins an old run late must see that newer runs came after it.
 KEPT_MS = 24 * 3600_000
-#: After this long without a new claim, runs stop waiting for others: each has died in turn. Otherwise short runs, each
-#: on another machine, would wait for their predecessor for ever, and none would clean up.
+#: After this long without a new claim, runs stop waiting for others: each has died in turn. Otherwise short runs on
+#: different machines would wait for their predecessors forever, and none would clean up.
 WAITED_MS = 6 * ALIVE_MS
 _RUNS_MAX = 20
-#: At most this many notes of runs beside a living one stay for each look to list; more are deleted, in one request.
+#: At most this many objects of runs beside a living run are kept; more are deleted, in one request.
 _BESIDES_KEPT = 16
 _log = logging.getLogger(__name__)
 
@@ -74,27 +74,27 @@ class ClaimingRun(Stored, notice=True):
     """One run of a query, as a claim describes it."""
 
     run_id: str
-    started_ms: int  #: When it began, as a label
-    seen_ms: int  #: When it claimed last, by the store's clock; of a claim's own run, when that was stored
-    batch_id: int | None  #: The micro-batch that it was at then; None if unknown
-    retained_versions: PositiveInt  #: How many versions back it may return
-    #: Its driver's process, if known, and that of the executor that claimed last, as `place_of` describes them
+    started_ms: int  #: Start time, for display
+    seen_ms: int  #: Time of its last claim, by the store's clock; for a claim's own run, when the claim was stored
+    batch_id: int | None  #: Its micro-batch at that time; None if unknown
+    retained_versions: PositiveInt  #: How many versions it may go back
+    #: The processes of its driver, if known, and of the executor that claimed last, in the format of `place_of`
     driver: str
     executor: str
 
 
 @dataclass(frozen=True)
 class Claim(Stored, notice=True):
-    """The newest claim."""
+    """A claim on an operator's directory."""
 
     operator: str
-    number: PositiveInt  #: Its place in the sequence, from 1
-    #: Whose run it is, and how the user has named that query
+    number: PositiveInt  #: Position in the sequence, from 1
+    #: The query's id, and the name that the user gave it
     query_id: str
     query_name: str | None
     application: str  #: Spark's id of the run's application
-    host: str  #: Of the executor that claimed
-    runs: tuple[ClaimingRun, ...]  #: Of the query; the last one holds the directory
+    host: str  #: Host of the executor that claimed
+    runs: tuple[ClaimingRun, ...]  #: Recent runs of the query; the last run holds the directory
 
     def require(self, header: Fields) -> None:
         if not self.runs:
@@ -107,20 +107,20 @@ class Claim(Stored, notice=True):
 
 @dataclass(frozen=True)
 class Beside:
-    """A run that works beside the directory's holder: an object with everything in its name."""
+    """A run that works beside the directory's holder, stored as an object whose name holds all fields."""
 
-    #: When the run began, by the store's clock, or the one before it whose place it has: of several, the first one may
-    #: take the number
+    #: When the run began, or the predecessor whose rank it inherits, by the store's clock: of several runs, the
+    #: earliest may take the number
     begun_ms: int
     run_id: str
-    application: str  #: A digest of Spark's id of the run's application; empty where that is not known
-    driver: str  #: As of a `ClaimingRun`
-    object_id: str  #: Tells each look of the run from the others
-    seen_ms: int = 0  #: When it looked last, by the store's clock: when the object was stored
+    application: str  #: A digest of Spark's id of the run's application; empty if unknown
+    driver: str  #: See `ClaimingRun.driver`
+    object_id: str  #: Distinguishes the objects of one run, which makes one per look
+    seen_ms: int = 0  #: When the run looked, by the store's clock: when the object was stored
 
     @classmethod
     def of(cls, info: ObjectInfo) -> Beside | None:
-        """Parse a listed object's name; None if it is not ours."""
+        """Parse a listed object's name; return None for other objects."""
         match = _BESIDE.fullmatch(info.key)
         if match is None:
             return None
@@ -130,7 +130,7 @@ class Beside:
 
     @property
     def key(self) -> str:
-        """Its key in the folder of claims."""
+        """The object's key in the folder of claims."""
         run, driver = (quote(text, safe="") for text in (self.run_id, self.driver))
         return f"beside@{self.begun_ms:017d}@{run}@{self.application}@{driver}@{self.object_id}"
 
@@ -141,7 +141,7 @@ def claims_of(storage: ObjectStorage, operator: str) -> PrefixedStorage:
 
 
 def read_claim(folder: PrefixedStorage, info: ObjectInfo) -> Claim:
-    """Return a listed claim. Raises `CorruptionError`, `NotFoundError`."""
+    """Read a listed claim. Raises `CorruptionError`, `NotFoundError`."""
     source = f"{folder.url}/{info.key}"
     claim = Claim.decode(folder.get(info.key), KIND, source)
     if (f"{claim.operator}/{FOLDER}", key_of(claim.number)) != (folder.prefix, info.key):
@@ -155,7 +155,7 @@ def find_claim(storage: ObjectStorage, operator: str) -> Claim | None:
 
 
 def look(storage: ObjectStorage, operator: str, known: Claim | None = None) -> tuple[Claim | None, Sequence[Beside]]:
-    """Return the newest claim on a directory, if any, and the runs beside its holder; the `known` one is not read."""
+    """Return the newest claim on a directory, if any, and the runs beside its holder; does not read `known` again."""
     folder = claims_of(storage, operator)
 
     def read(newest: ObjectInfo, infos: Sequence[ObjectInfo]) -> tuple[Claim, Sequence[Beside]]:
@@ -166,7 +166,7 @@ def look(storage: ObjectStorage, operator: str, known: Claim | None = None) -> t
 
 
 def retained_versions(storage: ObjectStorage, record: OperatorRecord) -> int:
-    """Return how many versions back the query may return: the largest number in the record and in recent runs."""
+    """Return how many versions the query may go back: the largest number in the record and in recent runs."""
     claim = find_claim(storage, record.operator)
     runs = claim.runs if claim is not None and claim.query_id == record.query_id else ()
     latest = [run.retained_versions for run in runs if runs[-1].seen_ms - run.seen_ms < ALIVE_MS]
@@ -175,21 +175,21 @@ def retained_versions(storage: ObjectStorage, record: OperatorRecord) -> int:
 
 @dataclass(frozen=True)
 class Tenure:
-    """An executor's knowledge of its run's place in a directory."""
+    """A run's place in a directory, as one of its executors knows it."""
 
-    claim: Claim  #: The newest: the run's own or, beside another run, that one's
-    #: Beside another run: since when this is the newest claim, by the machine's monotonic clock
+    claim: Claim  #: The newest claim: the run's own or, beside another run, that run's
+    #: Beside another run: the monotonic time since which this claim has been the newest
     since_ms: int | None = None
-    #: Beside another run: when this one began, by the store's clock, or the one before it whose place it has
+    #: Beside another run: `Beside.begun_ms` of this run
     begun_ms: int = 0
 
     def retained(self, retained_versions: int, version: int) -> int:
-        """Return how many versions before an accepted one to keep: all, if a run beside may need them."""
+        """Return how many versions before an accepted version to keep: all, if another run may need them."""
         return retained_versions if self.since_ms is None else max(retained_versions, version)
 
 
 class Claims:
-    """One run's claims on an operator's directory; `lives` tells whether a process lives, None if unknown."""
+    """One run's claims on an operator's directory; `lives` checks whether a process lives, None if unknown."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class Claims:
         self._where = {"operator": me.operator, "storage": storage.url}
 
     def take(self, record: OperatorRecord, store_ms: int) -> Tenure:
-        """Claim the directory for this run, or join its claim, or begin beside another one; raises if it is taken."""
+        """Claim the directory for this run, join its claim, or begin beside another run; raise if it is taken."""
 
         def begun(newest: Claim | None, besides: Sequence[Beside]) -> Tenure | None:
             if newest is None:
@@ -224,10 +224,10 @@ class Claims:
         return self._place(begun, None)
 
     def renew(self, tenure: Tenure) -> Tenure:
-        """Renew this run's claim, if it still has its place. Raises `FencedError` if another run took over."""
+        """Renew this run's claim, if it still holds its place. Raises `FencedError` if another run took over."""
 
         def kept(newest: Claim | None, besides: Sequence[Beside]) -> Tenure | None:
-            if newest is None:  # somebody has deleted the claims
+            if newest is None:  # the claims were deleted
                 return None
             if newest.query_id != self._me.query_id:
                 raise self._of_another(FencedError, newest)
@@ -237,7 +237,7 @@ class Claims:
                 raise self._fenced(newest)
             return self._still_beside(tenure, tenure.since_ms, newest, besides)
 
-        if tenure.since_ms is not None:  # before the list, which then tells the time, too
+        if tenure.since_ms is not None:  # before the list, which then also gives the store's time
             self._announce(tenure.begun_ms)
         return self._place(kept, tenure.claim)
 
@@ -251,7 +251,7 @@ class Claims:
             claim = self._after(newest)
             try:
                 numbers = self._fence.take(claim.number, stored_file.encode(KIND, asdict(claim))[0])
-            except ConflictError:  # another run was faster, or another executor of this one: look who
+            except ConflictError:  # another run, or another executor of this run, was faster: look again
                 continue
             old = [key_of(number) for number in self._fence.old(numbers)]
             is_due = old or len(besides) > _BESIDES_KEPT
@@ -264,11 +264,11 @@ class Claims:
         try:
             return look(self._storage, self._me.operator, known)
         except CorruptionError as exc:
-            exc.add_note("a claim holds no state: delete it if no run of the query is at work")
+            exc.add_note("a claim holds no state: delete it if no run of the query is active")
             raise
 
     def _announce(self, begun_ms: int) -> None:
-        """Announce that this run works beside another one, until a run takes the number."""
+        """Announce that this run works beside another run, until a run takes the number."""
         run = Beside(begun_ms, self._mine.run_id, self._application, self._mine.driver, self._new_id())
         self._folder.put(run.key, self._me.host.encode())
 
@@ -278,7 +278,7 @@ class Claims:
             self._folder.delete(going)
 
     def _after(self, newest: Claim | None) -> Claim:
-        """Return this run's claim that follows the newest one."""
+        """Return this run's next claim after the newest claim."""
         mine, earlier = self._mine, newest.runs if newest and newest.query_id == self._me.query_id else ()
         if earlier and earlier[-1].run_id == mine.run_id:
             mine, earlier = replace(mine, started_ms=earlier[-1].started_ms), earlier[:-1]
@@ -286,7 +286,7 @@ class Claims:
         return replace(self._me, number=newest.number + 1 if newest else 1, runs=(*kept, mine))
 
     def _refuse_others(self, newest: Claim, record: OperatorRecord, store_ms: int) -> None:
-        """Raise ConflictError if another query owns the directory: by its record or, without a record, by living."""
+        """Raise ConflictError if another query owns the directory, by its record or else by a recent claim."""
         stored = find_operator(self._storage, self._me.operator)  # a query claims before it writes its record
         if stored is not None:
             check_operator(stored, record, self._storage.url)
@@ -294,7 +294,7 @@ class Claims:
             raise self._of_another(ConflictError, newest)
 
     def _beside(self, newest: Claim, besides: Sequence[Beside], store_ms: int) -> Tenure | None:
-        """Return the place of a run that begins while one of another application may live; None if none may."""
+        """Return this run's place if it must begin beside another run, which may live; None if it need not."""
         mine, other = self._mine, newest.holder
         age_ms = store_ms - other.seen_ms
         seen = _seen(besides, store_ms) if age_ms <= WAITED_MS else []
@@ -312,16 +312,16 @@ class Claims:
         if age_ms <= ALIVE_MS and (lives or is_further):
             raise self._of_a_copy(ConflictError, newest, wait_ms=ALIVE_MS - age_ms)
         _log.warning(
-            "%r starts beside run %s of the same query, which may still run on another machine; it stops once "
+            "%r starts beside run %s of the same query, which may still run on another machine; it stops if "
             "that run renews its claim",
             *(self._me.operator, other.run_id),
         )
-        if not any(run.run_id == mine.run_id for run in seen):  # else another executor has
+        if not any(run.run_id == mine.run_id for run in seen):  # otherwise another executor has announced it
             self._announce(begun_ms)
         return Tenure(newest, self._monotonic_ms(), begun_ms)
 
     def _still_beside(self, tenure: Tenure, since_ms: int, newest: Claim, besides: Sequence[Beside]) -> Tenure | None:
-        """Return this run's place beside another; None once no earlier run remains. Raises `FencedError`."""
+        """Return this run's place beside another run; None if no earlier run remains. Raises `FencedError`."""
         if newest.number == tenure.claim.number:
             own = sorted((run for run in besides if run.run_id == self._mine.run_id), key=lambda run: run.seen_ms)
             if self._monotonic_ms() - since_ms >= ALIVE_MS and own:
@@ -339,12 +339,12 @@ class Claims:
         return [run for run in besides if run.run_id != self._mine.run_id and run.begun_ms < begun_ms]
 
     def _follows(self, run: Beside) -> bool:
-        """Tell whether this run succeeds one that worked beside the holder and has certainly ended."""
+        """Return whether this run succeeds `run`, which worked beside the holder and has certainly ended."""
         is_same = bool(self._application) and run.application == self._application
         return is_same or self._may_live("", run.driver, "") is False
 
     def _may_live(self, application: str, driver: str, executor: str) -> bool | None:
-        """Tell whether another run lives; None if unknown. An application runs a query once, in one process."""
+        """Return whether another run may live; None if unknown. An application runs a query once, in one process."""
         mine = self._mine
         if {application, driver, executor} & {self._me.application, mine.driver, mine.executor} - {""}:
             return False
@@ -363,8 +363,8 @@ class Claims:
 
     def _of_another(self, error: type[ConflictError], newest: Claim) -> ConflictError:
         return error(
-            f"another query uses this directory, or did so within {ALIVE_MS // 60_000} minutes: stop it, give "
-            "this operator another name, or set spark.holdfast.state.dir to another directory",
+            f"another query uses this directory, or did so in the last {ALIVE_MS // 60_000} minutes: stop it, give "
+            "this operator a different name, or set spark.holdfast.state.dir to a different directory",
             **self._where,
             **_described(newest),
             query=self._me.query_id,
@@ -397,5 +397,5 @@ def _described(claim: Claim) -> dict[str, str]:
 def _time(milliseconds: int) -> str:
     try:
         return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except (OverflowError, ValueError, OSError):  # what a file says may be anything
+    except (OverflowError, ValueError, OSError):  # a stored time may be any number
         return f"{milliseconds} ms"

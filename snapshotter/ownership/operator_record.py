@@ -1,9 +1,9 @@
 """The record that ties an operator's directory to one query.
 
-``<state directory>/<operator>/operator`` is put by whichever shard commits first, only if it is absent, and every
-worker reads it before it uses the directory: without a record there is no state. So two queries, or two operators of
-one name, cannot write into each other's state, and state is never read with another number of shards. For its later
-tables see `holdfast.snapshotter.ownership.stored_tables`.
+The shard that commits first puts ``<state directory>/<operator>/operator`` if it is absent, and every worker reads it
+before it uses the directory: without a record there is no state. So two queries, or two operators with the same name,
+cannot write to each other's state, and state is never read with a different number of shards.
+`holdfast.snapshotter.ownership.stored_tables` adds tables that are declared later.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
 KIND = "operator"
 _KEY = "operator"
-#: The error for two operators of one name, at definition or at run time.
+#: The error for two operators with the same name, at definition or at run time.
 SAME_NAME = (
-    "two operators of this query have the same name: pass each its own name=. Without one, an operator is called as "
-    "its function or its processor's class is"
+    "two operators of this query have the same name: pass each its own name=. Without name=, an operator has the name "
+    "of its function or its processor's class"
 )
 
 
 @dataclass(frozen=True)
 class OperatorRecord(Stored):
-    """The owner of an operator's directory, and its content."""
+    """The owner and the tables of an operator's directory."""
 
     operator: str
     query_id: str  #: Spark's id of the query, the same after every restart from its checkpoint location
@@ -43,9 +43,9 @@ class OperatorRecord(Stored):
     run_id: str  #: The run of the query in which the record was written
     shards: Annotated[int, range(1, 10**9)]  #: Numbered with up to 9 digits
     tables: Annotated[Mapping[str, TableSchema], coding_of_tables("schemas")]
-    #: How many versions back the query could return when the record was written; its claims have newer numbers
+    #: How many versions the query could go back when the record was written; its claims have newer values
     retained_versions: PositiveInt
-    #: What the operator's API allows no restart to change
+    #: Settings that the operator's API does not allow a restart to change
     configuration: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -55,14 +55,14 @@ def shard_prefix(operator: str, shard: int) -> str:
 
 
 def declare_operator(storage: ObjectStorage, record: OperatorRecord) -> OperatorRecord:
-    """Write the record if there is none, check that the stored one allows `record`, and return it."""
+    """Store `record` if there is none, or else check that the stored record allows it; return the stored record."""
     stored = find_operator(storage, record.operator)
     if stored is None:
         _require_no_location(storage)
         try:
             storage.put_if_absent(f"{record.operator}/{_KEY}", stored_file.encode(KIND, record.to_json())[0])
             return record
-        except ConflictError:  # another record came first, and decides
+        except ConflictError:  # another record was first, and counts
             stored = read_operator(storage, record.operator)
         except (InvalidArgumentError, UnavailableError) as exc:
             exc.add_note("no state was written: check that spark.holdfast.state.dir is writable")
@@ -78,7 +78,7 @@ def _require_no_location(storage: ObjectStorage) -> None:
     except NotFoundError:
         return
     raise InvalidArgumentError(
-        "the state directory is a query's checkpointLocation: set spark.holdfast.state.dir to a directory of its own",
+        "the state directory is a query's checkpointLocation: set spark.holdfast.state.dir to a separate directory",
         storage=storage.url,
     )
 
@@ -88,8 +88,8 @@ def check_operator(stored: OperatorRecord, record: OperatorRecord, url: str) -> 
     where = {"operator": record.operator, "storage": url}
     if stored.query_id != record.query_id:
         raise ConflictError(
-            "this directory holds the state of another query: give the operator another name, or set "
-            "spark.holdfast.state.dir to another directory (delete the old one if that query is gone for good)",
+            "this directory holds the state of another query: give the operator a different name, or set "
+            "spark.holdfast.state.dir to a different directory (delete the old one if that query is gone for good)",
             **where,
             owner=stored.query_id,
             query=record.query_id,
@@ -107,7 +107,7 @@ def check_operator(stored: OperatorRecord, record: OperatorRecord, url: str) -> 
 
 
 def same_name(operator: str, **where: str) -> ConflictError:
-    """Return the error for two operators of one name in a query."""
+    """Return the error for two operators of a query with the same name."""
     return ConflictError(SAME_NAME, operator=operator, **where)
 
 
@@ -116,8 +116,8 @@ def read_operator(storage: ObjectStorage, operator: str) -> OperatorRecord:
     record = find_operator(storage, operator)
     if record is None:
         raise NotFoundError(
-            "the state directory holds no operator of this name: check the name, which `holdfast inspect` lists, and "
-            "that spark.holdfast.state.dir is the one the query uses",
+            "the state directory holds no operator of this name: check the name (`holdfast inspect` lists the names), "
+            "and that spark.holdfast.state.dir is the query's",
             operator=operator,
             storage=storage.url,
         )

@@ -1,14 +1,14 @@
-"""What a state directory keeps of a query: where a restored or cloned one began, and the checkpoint location.
+"""What a state directory records of a query: the origin of a restored or cloned query, and the checkpoint location.
 
 ::
 
     _queries/<query id>                         `QueryOrigin`; a query without it was neither restored nor cloned
-    _queries/<original's id>.fills              the id of its clone, which alone fills the directories here that name it
-    _queries/<state id>.locations/<number>      `NotedLocation`, a fence, of which the newest counts
+    _queries/<original's id>.fills              the id of its clone; only that clone may fill the original's directories
+    _queries/<state id>.locations/<number>      `NotedLocation`, in a fence; the newest counts
 
-Whoever restores or clones writes the origin before anything else in the state directory, so that a stopped attempt's
-leftovers can be told from others' objects. A restored query's records name it, but those of all clones name the
-original. So a state directory takes one clone of a query: the first to put the second object, if absent.
+A restore or a clone writes the origin before anything else in the state directory, so that leftovers of a stopped
+attempt can be distinguished from other queries' objects. A restored query's records name that query, but every clone's
+records name the original. So a state directory accepts one clone of a query: the first to put the ``.fills`` object.
 
 Anyone with write access to the state directory may have written a location's text: readers check the location before
 use (`holdfast.spark_integration.lookup.places`).
@@ -33,7 +33,7 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 ORIGIN_KIND, LOCATION_KIND = "origin", "location"
 #: No operator has this name.
 FOLDER = "_queries"
-#: Holds, below a new query's id, its savepoint during a rescale. No operator has this name.
+#: Holds a new query's savepoint, below its id, during a rescale. No operator has this name.
 RESCALING = "_rescaling"
 _FILLS = ".fills"
 _DIRECTORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}(@[A-Za-z0-9-]{1,64})?")
@@ -42,18 +42,18 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 @dataclass(frozen=True)
 class QueryOrigin(Stored):
-    """What a restored or cloned query began with."""
+    """The state that a restored or cloned query began with."""
 
     query_id: str  #: Spark's id of the query
-    #: The id in its pointers and records: its own, or a clone's original's
+    #: The id in the query's pointers and records: its own or, for a clone, the original's
     state_id: Annotated[str, QUERY_ID]
-    #: Whose state it was, after which micro-batch; no query's if it was written for this one
+    #: The query that the state came from, and its micro-batch; empty if the state was written for this query
     of_query: Annotated[str, re.compile("[A-Za-z0-9-]{0,64}")]
     batch_id: int
-    #: The operators' directories that were filled, and the query that the record of each names
+    #: The operators' directories that were filled, with the query that each record names
     directories: Mapping[str, str]
-    empty: tuple[str, ...] = ()  #: Operators that were meant to begin without state
-    unnamed: int = 0  #: How many operators had no rows, and so no known names
+    empty: tuple[str, ...] = ()  #: Operators that begin without state on purpose
+    unnamed: int = 0  #: Number of operators that had no rows, and so no known names
 
     def require(self, header: Fields) -> None:
         wrong = [name for name in self.directories if not _DIRECTORY.fullmatch(name)]
@@ -63,12 +63,12 @@ class QueryOrigin(Stored):
 
     @property
     def is_clone(self) -> bool:
-        """Whether the clone keeps the id of the query that was cloned."""
+        """Whether the query is a clone, whose state keeps the original's id."""
         return self.state_id != self.query_id
 
     @property
     def first_batch(self) -> int:
-        """The first micro-batch that it ran itself: those before are a restore's, or a clone's original's."""
+        """The first micro-batch that the query ran itself; earlier ones belong to the restore or the original."""
         return self.batch_id + 1 if self.is_clone else 1
 
     @property
@@ -78,7 +78,7 @@ class QueryOrigin(Stored):
 
 
 def declare_origin(storage: ObjectStorage, origin: QueryOrigin) -> None:
-    """Store what a query begins with, before anything is written to its directories. Raises `ConflictError`."""
+    """Store a query's origin, before anything is written to its directories. Raises `ConflictError`."""
     folder = PrefixedStorage(storage, FOLDER)
     folder.put(origin.query_id, stored_file.encode(ORIGIN_KIND, origin.to_json())[0])
     if not origin.is_clone:
@@ -87,15 +87,15 @@ def declare_origin(storage: ObjectStorage, origin: QueryOrigin) -> None:
         folder.put_if_absent(origin.state_id + _FILLS, origin.query_id.encode())
     except ConflictError as exc:
         raise ConflictError(
-            "this query was cloned into this state directory before, or a clone is under way or was interrupted: "
-            "choose another directory, or finish that clone with the same command. If it is gone for good, with its "
-            f"operators' directories, delete {FOLDER}/{origin.state_id}{_FILLS}",
+            "this query was already cloned into this state directory, or a clone is in progress or was interrupted: "
+            "choose a different directory, or finish that clone with the same command. If the clone and its operators' "
+            f"directories are gone for good, delete {FOLDER}/{origin.state_id}{_FILLS}",
             storage=storage.url,
         ) from exc
 
 
 def find_origin(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
-    """Return what a query began with; None if it began empty. Raises `CorruptionError`."""
+    """Return a query's origin; None if the query began empty. Raises `CorruptionError`."""
     folder = PrefixedStorage(storage, FOLDER)
     try:
         data = folder.get(query_id)
@@ -109,7 +109,7 @@ def find_origin(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
 
 
 def is_filling(storage: ObjectStorage, origin: QueryOrigin) -> bool:
-    """Tell whether an unfinished query's directories hold its own objects: only its records name it."""
+    """Return whether an unfinished query's directories hold its own objects, not those of a different clone."""
     try:
         filling = PrefixedStorage(storage, FOLDER).get(origin.state_id + _FILLS) if origin.is_clone else None
     except NotFoundError:
@@ -118,7 +118,7 @@ def is_filling(storage: ObjectStorage, origin: QueryOrigin) -> bool:
 
 
 def forget_origin(storage: ObjectStorage, origin: QueryOrigin) -> None:
-    """Delete the origin of a query that was never finished."""
+    """Delete the origin of an unfinished query."""
     own = [origin.state_id + _FILLS] if origin.is_clone and is_filling(storage, origin) else []
     for key in (*own, origin.query_id):
         PrefixedStorage(storage, FOLDER).delete([key])
@@ -132,30 +132,30 @@ _HOST = re.compile(_PLAIN + "{0,255}")
 
 @dataclass(frozen=True)
 class NotedLocation(Stored):
-    """A query's checkpoint location, as the last run that knew it noted."""
+    """A query's checkpoint location, as noted by the last run that knew it."""
 
     state_id: Annotated[str, QUERY_ID]  #: The id in the query's pointers and records
-    query_id: Annotated[str, QUERY_ID]  #: Spark's id of the query: a clone's is another one
+    query_id: Annotated[str, QUERY_ID]  #: Spark's id of the query; for a clone, it differs from `state_id`
     location: str  #: As Spark writes it
-    host: Annotated[str, _HOST]  #: Of the driver; a local path is on this machine
+    host: Annotated[str, _HOST]  #: Host of the driver; a local path is on this machine
 
     def require(self, header: Fields) -> None:
-        """Refuse a location without showing it: it may hold credentials, or what a terminal obeys."""
+        """Refuse a location without showing it: it may hold credentials or terminal control codes."""
         try:
             _require_notable(self.location)
         except InvalidArgumentError as exc:
-            header.refuse(f"notes no location of a query: {exc.message}")
+            header.refuse(f"holds an invalid checkpoint location: {exc.message}")
 
 
 def _require_notable(location: str) -> None:
-    """Raise `InvalidArgumentError` if this is not a query's location, or holds credentials."""
+    """Raise `InvalidArgumentError` if a location is invalid or holds credentials."""
     if not _LOCATION.fullmatch(location):
         raise InvalidArgumentError("a location has 1 to 2,048 characters, without control characters")
     parse_url(location)
 
 
 def note_location(storage: ObjectStorage, noted: NotedLocation) -> None:
-    """Store a note, unless the newest one says the same. Raises `InvalidArgumentError` if readers would refuse it."""
+    """Store a note unless it equals the newest one. Raises `InvalidArgumentError` if readers would refuse it."""
     _require_notable(noted.location)
     fence = _fence(storage, noted.state_id)
     for _ in looks(fence.url):
@@ -169,7 +169,7 @@ def note_location(storage: ObjectStorage, noted: NotedLocation) -> None:
 
 
 def find_noted(storage: ObjectStorage, state_id: str) -> NotedLocation | None:
-    """Return the note, or None. Raises `CorruptionError`."""
+    """Return the newest note, or None. Raises `CorruptionError`."""
     fence = _fence(storage, state_id)
     number, data = fence.newest()
     return None if data is None else _read(fence, number, data, state_id)

@@ -1,18 +1,18 @@
-"""Which tables and columns an operator's state may hold: those of its record, and those that later runs declared.
+"""The tables and columns that an operator's state may hold: those of its record, and those that later runs declared.
 
 ::
 
-    <operator>/operator                       the record: tables of the run that began
-    <operator>/schemas/00000000000000000001   what state may hold since a later run has declared other tables, or with
-                                              other columns, or has dropped or renamed some
+    <operator>/operator                       the record: tables of the first run
+    <operator>/schemas/00000000000000000001   what state may hold since a later run declared other tables or columns, or
+                                              dropped or renamed some
 
-What state holds only grows (`holdfast.backends.evolution`), under names that are given once
-(`holdfast.backends.column_names`), so a run that leaves out a table changes nothing here, and one that declares it
+Stored tables and columns only grow (`holdfast.backends.evolution`), under names that are never reused
+(`holdfast.backends.column_names`). So a run that leaves out a table changes nothing here, and a run that declares it
 again finds it. An object is written before the first state that needs it: if its writer then dies, or Spark drops the
-micro-batch, it harmlessly lists more than state holds.
+micro-batch, the object harmlessly lists more than state holds.
 
-The objects are a fence (`holdfast.snapshotter.fence`), whose newest is complete, so old ones are deleted. Two runs that
-overlap build on each other's declarations, or fail before they write state.
+The objects are a fence (`holdfast.snapshotter.fence`) whose newest object is complete, so old objects are deleted.
+Overlapping runs build on each other's declarations, or fail before they write state.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ _Tables = Annotated[
 class StoredTables(Stored):
     """The tables of stored state."""
 
-    #: All tables that it may hold, with all columns of each, under the names that these are stored under; `not_null`
-    #: has those that no stored row has a null in: every run that declared the table wanted none
+    #: All tables that state may hold, with all their columns under stored names; `not_null` lists the columns without
+    #: nulls in any stored row, because every run that declared the table forbade them
     held: _Tables
-    #: The same tables with the columns that were declared last, as they are called now
+    #: The same tables with the columns that were declared last, under their current names
     latest: _Tables
     last: _TableNames  #: The tables that the last run declared
-    #: By table the columns that a run may declare and find again, and under which names they are stored
+    #: By table, the columns that a run may declare and find again, with their stored names
     names: Annotated[Mapping[str, Names], Coding(Mapping[str, Mapping[str, str]], dict, _sorted)]
-    left_out: _TableNames = frozenset()  #: The tables that some run did not declare, although they were held
-    #: By table the changes that were made to what was read from storage, and that are to be stored
+    left_out: _TableNames = frozenset()  #: Held tables that some run did not declare
+    #: By table, changes made since the tables were read, which are to be stored
     made: Annotated[Mapping[str, ColumnChanges], NOT_STORED] = field(default_factory=dict, compare=False)
 
     @classmethod
@@ -83,17 +83,17 @@ class StoredTables(Stored):
 
     @cached_property
     def live(self) -> dict[str, TableSchema]:
-        """All tables with the columns that are not dropped, as they are called now; `not_null` never has a null."""
+        """All tables with the columns that are not dropped, under their current names; `not_null` is as in `held`."""
         declared = {name: {stored: column for column, stored in names.items()} for name, names in self.names.items()}
         return {name: named(schema, declared[name]) for name, schema in self.held.items()}
 
     @property
     def never_null(self) -> dict[str, frozenset[str]]:
-        """By table the stored columns without any null; a comparison of schemas ignores them."""
+        """By table, the stored columns without nulls, which a comparison of schemas ignores."""
         return {name: schema.not_null for name, schema in self.held.items()}
 
     def shown(self, run: Run, schema: TableSchema) -> Run:
-        """Return stored rows in a schema with the columns' current names."""
+        """Return stored rows in `schema`, which has the columns' current names."""
         return under_names(run, schema, self.names[schema.name])
 
     def with_changes(self, changes: Mapping[str, ColumnChanges]) -> Self:
@@ -113,7 +113,7 @@ class StoredTables(Stored):
         return replace(self, names={**self.names, **names}, latest={**self.latest, **latest}, made=made)
 
     def with_declared(self, declared: Mapping[str, TableSchema]) -> Self:
-        """Return the tables of state after a run declares these. Raises `SchemaMismatchError`."""
+        """Return the stored tables after a run declares `declared`. Raises `SchemaMismatchError`."""
         names = {name: self._with_columns(name, schema) for name, schema in declared.items()}
         stored = {name: named(schema, names[name]) for name, schema in declared.items()}
         held = evolved_tables(self.held, stored)
@@ -143,10 +143,10 @@ class StoredTables(Stored):
     def require(self, header: Fields) -> None:
         is_one = self.latest.keys() == self.held.keys() == self.names.keys()
         if not is_one or not self.last | self.left_out <= self.held.keys():
-            header.refuse("shows other tables than it holds")
+            header.refuse("lists different tables than it holds")
         for table, schema in self.held.items():
             if not _holds(schema, self.latest[table], self.names[table]):
-                header.refuse("shows columns that its table does not hold", table=table)
+                header.refuse("lists columns that its table does not hold", table=table)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,7 @@ class _Header(StoredTables):
 
 
 def _holds(held: TableSchema, latest: TableSchema, names: Names) -> bool:
-    """Tell whether a table holds each declared column, as declared last, under a distinct name."""
+    """Return whether a table holds each column, as declared last, under a distinct name."""
     stored = {*names.values()}
     if len(stored) < len(names) or not (stored <= {*held.value.names} and {*latest.value.names} <= names.keys()):
         return False
@@ -173,7 +173,7 @@ def stored_tables(storage: ObjectStorage, record: OperatorRecord) -> StoredTable
 
 
 def declare_tables(storage: ObjectStorage, record: OperatorRecord, planned: StoredTables) -> None:
-    """Store a run's tables and column changes, unless they equal the stored ones, which the run found as `planned`."""
+    """Store a run's `planned` tables and column changes, unless the stored tables have them already."""
     fence = Fence(storage, f"{record.operator}/{FOLDER}")
     for _ in looks(storage.url):
         number, stored = _newest(fence, record)
@@ -181,17 +181,17 @@ def declare_tables(storage: ObjectStorage, record: OperatorRecord, planned: Stor
         if (after, after.never_null) == (stored, stored.never_null):
             return
         header = {"operator": record.operator, "query_id": record.query_id, "number": number + 1, **after.to_json()}
-        with suppress(ConflictError):  # another run was faster: read what it declared
+        with suppress(ConflictError):  # another run was faster: read its declaration
             numbers = fence.take(number + 1, stored_file.encode(KIND, header)[0])
-            if old := fence.old(numbers):  # many where two programs are started in turn
+            if old := fence.old(numbers):  # many if two programs are started in turn
                 fence.delete(old)
             return
 
 
 def _after(planned: StoredTables, stored: StoredTables, record: OperatorRecord, url: str) -> StoredTables:
-    """Return the stored tables with a run's planned changes; ConflictError if they no longer fit."""
+    """Return the stored tables with a run's planned changes. Raises `ConflictError` if these no longer fit."""
     conflict = ConflictError(
-        "another run of this query has declared other state since this one began: restart the query, one run at a time",
+        "another run of this query has declared other state since this run began: restart the query, one run at a time",
         operator=record.operator,
         storage=url,
     )

@@ -1,31 +1,31 @@
-"""The manifest of a savepoint: what a query was at one micro-batch, and the objects that hold it.
+"""The manifest of a savepoint: a query's state and position after one micro-batch, and the objects that hold them.
 
 ::
 
     <target>/<name>/
         savepoint                                           the manifest, kind "savepoint"
         operators/<operator>/<table>/0003-0-<id>.arrow      rows of shard 3, kind "piece"
-        sources/0/9.compact-<id>                            what Spark keeps of a source, as it was
+        sources/0/9.compact-<id>                            a copy of a file that Spark keeps about a source
 
 Invariants
 ----------
 * **last**: the manifest is stored after all objects that it names: without it there is no savepoint.
 * **self-contained**: keys are below the savepoint's folder; nothing names a state directory, a commit or a
   pointer. So it can be copied and moved, and outlives its query.
-* **independent**: pieces are runs of the state tables (FORMAT.md section 2), whatever backend the state was in.
+* **independent**: pieces are runs of the state tables (FORMAT.md section 2), whatever backend held the state.
 
-A restored query continues the sinks of the saved one::
+A restored query continues the sinks of the saved query::
 
     the saved query's    17 A decides 5    ╷                          A's next put is of number 18, and fails
     sink log                               ╰── 18 B continues, and 5 stands for its micro-batch 1
 
 B is restored after micro-batch 4, which Spark had committed. B first runs 5, which Spark had planned, and drops its
-rows, because the sink shows A's. If Spark had committed 5, or the sink not decided it, the entry would stand for
-nothing (-1), and the sink would show the rows of B's first micro-batch.
+rows, because the sink shows A's rows. If Spark had committed 5, or the sink had not decided it, the entry would stand
+for no micro-batch (-1), and the sink would show the rows of B's first micro-batch.
 
-* **for good**: the entry ends the saved query, whatever it is doing: the log is a fence.
-* **nothing twice**: what the log has decided is in the savepoint, or is the micro-batch that the new query runs first.
-* **again**: a restore that was stopped after its entry does not block a later one.
+* **for good**: the entry ends the saved query, whatever it is doing, because the log is a fence.
+* **nothing twice**: every decided micro-batch is in the savepoint, or is the one that the new query runs first.
+* **again**: a restore that was stopped after its entry does not block a later restore.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ KEY = "savepoint"
 #: Names of savepoints, operators and hosts.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _UNNAMED = re.compile(r"unnamed-[0-9]{1,9}-*")
-#: Of shards: fewer than these.
+#: There are fewer shards than this.
 SHARDS_LIMIT = 1 << 31
-#: The largest piece that a reader accepts: one table's rows of a few hashes may be large, the whole state never is.
+#: The largest piece that a reader accepts; only rows that share a few hashes make a piece so large.
 PIECE_BYTES_MAX = 4 << 30
-#: Text, since a hash has more bits than a JSON number keeps.
+#: Stored as text, because a JSON number cannot represent all 64 bits of a hash.
 _Hash = Annotated[int, Coding(Annotated[str, re.compile("[0-9a-f]{16}")], lambda text: int(text, 16), "{:016x}".format)]
 _Shard = Annotated[int, range(SHARDS_LIMIT)]
 KIND = "savepoint"
@@ -89,16 +89,16 @@ def require_key(key: str, header: Fields) -> None:
 
 @dataclass(frozen=True)
 class Piece(Stored):
-    """An object with rows of one table from one shard: a stretch of ascending hashes."""
+    """An object with rows of one table from one shard, in hash order."""
 
-    key: str  #: Below the savepoint
+    key: str  #: Key below the savepoint
     table: str
     shard: _Shard
     rows: PositiveInt
-    size_bytes: Annotated[int, range(1, PIECE_BYTES_MAX + 1)]  #: Of the object
-    plain_bytes: int  #: Of its rows, unpacked
-    digest: Digest  #: Of the object; see `holdfast.backends.stored_file`
-    #: Of its rows, both included. The rows of one hash may go on in the next piece.
+    size_bytes: Annotated[int, range(1, PIECE_BYTES_MAX + 1)]  #: Size of the object
+    plain_bytes: int  #: Uncompressed size of its rows
+    digest: Digest  #: Digest of the object; see `holdfast.backends.stored_file`
+    #: The first and last hash of its rows, inclusive; rows with the last hash may continue in the next piece
     first_hash: _Hash
     last_hash: _Hash
 
@@ -110,37 +110,37 @@ class Piece(Stored):
 
 @dataclass(frozen=True)
 class ShardTimes(Stored):
-    """When a shard was called, and must be called again."""
+    """When a shard was last called, and when it must be called again."""
 
     shard: _Shard
     #: No timer of the shard is due earlier, in ms since 1970; None if it has none
     earliest_timer_ms: SignedInt | None
-    batch_ms: int  #: Spark's processing time of its last call
+    batch_ms: int  #: Spark's processing time at the last call
 
 
 @dataclass(frozen=True)
 class SavedOperator(Stored):
     """The state of one operator."""
 
-    name: Annotated[str, NAME]  #: As the query calls it; see `is_unnamed`
-    number: int  #: Of Spark's operator in the query, from 0
-    host: Annotated[str, NAME]  #: The name of Spark's operator that called it
-    has_timeout: bool  #: Whether that keeps a timeout beside each row
+    name: Annotated[str, NAME]  #: The operator's name in the query; see `is_unnamed`
+    number: int  #: Number of Spark's operator in the query, from 0
+    host: Annotated[str, NAME]  #: Name of the operator of Spark that called this operator
+    has_timeout: bool  #: Whether Spark's operator keeps a timeout with each row
     shards: Annotated[int, range(1, SHARDS_LIMIT)]
-    #: With all columns that rows may have; `TableSchema.not_null` has those in which no row has a null
+    #: With all columns that rows may have; `TableSchema.not_null` lists the columns without nulls
     tables: Annotated[Mapping[str, TableSchema], coding_of_tables("schemas")] = field(default_factory=dict)
     #: The tables that the query's last run declared, as it declared them
     declared: Annotated[Mapping[str, TableSchema], coding_of_tables()] = field(default_factory=dict)
-    is_continuous: bool = True  #: Whether all runs have declared these since they were first declared
-    #: What the operator's API allows no restart to change
+    is_continuous: bool = True  #: Whether all runs have declared these tables since they were first declared
+    #: Settings that the operator's API does not allow a restart to change
     configuration: Mapping[str, str] = field(default_factory=dict)
-    times: tuple[ShardTimes, ...] = ()  #: Of the shards that have state
-    pieces: tuple[Piece, ...] = ()  #: By table and shard, ascending
+    times: tuple[ShardTimes, ...] = ()  #: For each shard that has state
+    pieces: tuple[Piece, ...] = ()  #: In order of table, shard and hash
 
     def require(self, header: Fields) -> None:
         shards = {times.shard for times in self.times}
         if len(shards) != len(self.times) or max(shards, default=0) >= self.shards:
-            header.refuse("names a shard twice, or one that the operator does not have", operator=self.name)
+            header.refuse("names a shard twice, or a shard that the operator does not have", operator=self.name)
         for piece in self.pieces:
             if piece.table not in self.tables or piece.shard not in shards:
                 header.refuse("names a piece of a table or shard that the operator does not have", piece=piece.key)
@@ -154,13 +154,13 @@ class SavedOperator(Stored):
                 header.refuse("names pieces that do not ascend", piece=piece.key)
 
     def with_pieces(self, pieces: Iterable[Piece]) -> Self:
-        """Return the operator with these pieces, in their order."""
+        """Return the operator with `pieces`, put in order."""
         places = {table: place for place, table in enumerate(self.tables)}
         return replace(self, pieces=tuple(sorted(pieces, key=lambda piece: (places[piece.table], piece.shard))))
 
     @property
     def is_unnamed(self) -> bool:
-        """Whether it had no rows yet, so that its name and its tables are unknown."""
+        """Whether the operator had no rows yet, so that its name and its tables are unknown."""
         return not self.tables and _UNNAMED.fullmatch(self.name) is not None
 
     @property
@@ -179,7 +179,7 @@ class SavedOperator(Stored):
 
 
 def unnamed(number: int, taken: Collection[str]) -> str:
-    """Return a name, distinct from these, for an operator known only by Spark's number."""
+    """Return a name that is not in `taken` for an operator known only by Spark's number."""
     name = f"unnamed-{number}"
     while name in taken:
         name += "-"
@@ -188,10 +188,10 @@ def unnamed(number: int, taken: Collection[str]) -> str:
 
 @dataclass(frozen=True)
 class SourceLog(Stored):
-    """A file that Spark keeps of a source."""
+    """A file that Spark keeps about a source."""
 
-    key: str  #: Below the savepoint
-    #: Of the file, below the source's folder
+    key: str  #: Key below the savepoint
+    #: The file's name below the source's folder
     name: Annotated[str, re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,299}")]
     size_bytes: int
     digest: Digest  #: XXH3-128 of its bytes
@@ -204,16 +204,16 @@ class SourceLog(Stored):
 
 @dataclass(frozen=True)
 class SavedSource(Stored):
-    """Where a source was."""
+    """The position of a source."""
 
     name: Annotated[str, SOURCE]  #: Its number in the query's plan, or the name that the query gave it
-    offset: _Line  #: JSON, as Spark logged it; ``-`` where the source had none yet
+    offset: _Line  #: JSON, as Spark logged it; ``-`` if the source had no offset yet
     logs: tuple[SourceLog, ...]
 
 
 @dataclass(frozen=True)
 class PlannedBatch(Stored):
-    """The micro-batch that Spark had planned next; `sources` has only what the savepoint would lack."""
+    """The micro-batch that Spark had planned next; `sources` has only the logs that the savepoint lacks otherwise."""
 
     offsets_version: _OffsetsVersion
     batch: _Line
@@ -221,7 +221,7 @@ class PlannedBatch(Stored):
 
     @property
     def plan(self) -> str:
-        """What distinguishes it from another micro-batch of its number: see `plan_of`."""
+        """The digest that distinguishes this plan from others with the same number; see `plan_of`."""
         return plan_of(self.batch, ((source.name, source.offset) for source in self.sources))
 
     def require(self, header: Fields) -> None:
@@ -230,31 +230,31 @@ class PlannedBatch(Stored):
 
 @dataclass(frozen=True)
 class SavedSink(Stored):
-    """What a sink of the query had decided to show."""
+    """The newest decision of one of the query's sinks."""
 
     sink: Annotated[str, SINK]
-    number: int  #: Of the newest decision in the sink's log; 0 if there was none
-    #: The micro-batch of the query for which it stands; -1 if there was none
+    number: int  #: Number of the newest decision in the sink's log; 0 if there was none
+    #: The query's newest decided micro-batch; -1 if there was none
     batch_id: Annotated[int, range(-1, NUMBER_LIMIT)]
 
 
 @dataclass(frozen=True)
 class SavedQuery(Stored):
-    """The query at its micro-batch."""
+    """The query after the saved micro-batch."""
 
-    #: Spark's; empty if the state is that of a query which has not begun
+    #: Spark's id of the query; empty if the state was written for a query that has not started
     query_id: Annotated[str, re.compile("[A-Za-z0-9-]{0,64}")]
     batch_id: int  #: The last micro-batch whose writes the state holds
-    offsets_version: _OffsetsVersion  #: Of Spark's offset log: ``v1``, or ``v2`` where sources have names
+    offsets_version: _OffsetsVersion  #: Version of Spark's offset log: ``v1``, or ``v2`` if sources have names
     batch: _Line  #: JSON: watermark, time and settings that Spark pinned for the micro-batch
-    next_watermark_ms: int  #: Of the micro-batch that would have come next
+    next_watermark_ms: int  #: Watermark of the next micro-batch
     sources: tuple[SavedSource, ...]  #: In the order of the query's plan
     planned: PlannedBatch | None = None  #: None if the query had planned nothing after the micro-batch
-    sinks: tuple[SavedSink, ...] = ()  #: Those of holdfast's that the query writes to
+    sinks: tuple[SavedSink, ...] = ()  #: The holdfast sinks that the query writes to
 
     @property
     def logs(self) -> tuple[SourceLog, ...]:
-        """All files that Spark keeps of the sources."""
+        """All files that Spark keeps about the sources."""
         sources = (*self.sources, *(self.planned.sources if self.planned else ()))
         return tuple(log for source in sources for log in source.logs)
 
@@ -275,13 +275,13 @@ class Savepoint(Stored):
     ----------
     name, comment : str
     created_ms : int
-        By the clock of who made it, in ms since 1970.
+        Time of creation, by the maker's clock, in ms since 1970.
     versions : mapping of str to str
-        Of ``holdfast`` and ``spark``.
+        Versions of ``holdfast`` and ``spark``.
     query : SavedQuery
     operators : tuple of SavedOperator
     left_out : tuple of str
-        Other operators of the query with state: Spark's own, or holdfast's that somebody chose to leave out.
+        Other operators of the query with state: Spark's own, or holdfast's that the user left out.
     """
 
     name: Annotated[str, NAME]
@@ -300,12 +300,12 @@ class Savepoint(Stored):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all objects that it names."""
+        """Bytes of all objects that the savepoint names."""
         return sum(self.keys.values())
 
     @property
     def keys(self) -> dict[str, int]:
-        """The objects that it names, and their sizes."""
+        """The objects that the savepoint names, with their sizes."""
         logs = {log.key: log.size_bytes for log in self.query.logs}
         return logs | {piece.key: piece.size_bytes for operator in self.operators for piece in operator.pieces}
 
@@ -325,7 +325,7 @@ class Savepoint(Stored):
         return self.operators[names.index(name)]
 
     def encode(self) -> pa.Buffer:
-        """Return the stored file. Raises `InvalidArgumentError` if it is larger than readers accept."""
+        """Encode the manifest. Raises `InvalidArgumentError` if it is larger than readers accept."""
         return stored_file.encode(KIND, self.to_json())[0]
 
     def require(self, header: Fields) -> None:
@@ -337,12 +337,12 @@ class Savepoint(Stored):
 
 
 def read_manifest(data: Any, name: str, source: str) -> Savepoint:
-    """Return the savepoint in a stored file, under its folder's current name. Raises `CorruptionError`."""
+    """Decode a manifest into a savepoint with its folder's current name. Raises `CorruptionError`."""
     return replace(Savepoint.decode(data, KIND, source), name=name)
 
 
 def _require_batch(text: str, header: Fields) -> None:
-    """Refuse anything but a micro-batch as Spark logs it: one JSON line with the pinned settings."""
+    """Refuse anything except a micro-batch as Spark logs it: one JSON line with the pinned settings."""
     try:
         conf = json.loads(text)["conf"]
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -352,7 +352,7 @@ def _require_batch(text: str, header: Fields) -> None:
 
 
 def sinks_of(storage: ObjectStorage, query_id: str) -> tuple[SavedSink, ...]:
-    """Return a query's sinks, and what it has decided to show there; ignores damaged logs of other queries."""
+    """Return a query's sinks with its newest decisions; ignores damaged logs of other queries."""
     found = []
     for stored in stored_sinks(storage.list(f"{FOLDER}/")):
         log = SinkLog(storage, stored.sink)
@@ -381,7 +381,7 @@ def require_sinks(storage: ObjectStorage, query: SavedQuery) -> None:
     if not query.sinks:
         raise InvalidArgumentError(
             "the savepoint names no holdfast sink that its query wrote to: leave out continue_sinks. A savepoint "
-            "records none for a query that exactly_once knows by query_name, as over Spark Connect",
+            "records no sinks for a query that exactly_once identifies by query_name, as over Spark Connect",
             query=query.query_id,
         )
     for saved in query.sinks:
@@ -389,7 +389,7 @@ def require_sinks(storage: ObjectStorage, query: SavedQuery) -> None:
 
 
 def continue_sinks(storage: ObjectStorage, query: SavedQuery, query_id: str, driver: str) -> None:
-    """Hand the saved query's sinks to a restored one, ending the saved one for good; see `require_sinks` for errors."""
+    """Hand the saved query's sinks to a restored query; ends the saved query for good. Raises as `require_sinks`."""
     for saved in query.sinks:
         log = SinkLog(storage, saved.sink)
         for _ in looks(storage.url):
@@ -400,7 +400,7 @@ def continue_sinks(storage: ObjectStorage, query: SavedQuery, query_id: str, dri
             stands_for, plan = (batch_id - query.batch_id, planned.plan) if planned else (-1, "")
             entry = Entry(saved.sink, found.number + 1, query_id, driver, found.decided, tuple(sorted(ending)))
             entry = replace(entry, at_ms=clock.now_ms(), stands_for=stands_for, plan=plan)
-            with suppress(ConflictError):  # even if it counts and others have continued since: read theirs
+            with suppress(ConflictError):  # even if the entry counts and others have continued since: read theirs
                 log.append(replace(entry, ended=found.ended_before(query_id, ending)))
                 break
 
@@ -411,25 +411,25 @@ def _found(log: SinkLog, storage: ObjectStorage, query: SavedQuery, saved: Saved
     facts = {"sink": saved.sink, "query": query.query_id, "storage": storage.url}
     if entry is None:
         raise InvalidArgumentError(
-            "a sink to continue has its log in another state directory: restore into the saved query's",
+            "a sink to continue has its log in a different state directory: restore into the saved query's directory",
             **facts,
         )
     batch_id = entry.newest_batch(decision, query.query_id)
     if batch_id is None and query.query_id in entry.ending and entry.decided == saved.number:
         batch_id = saved.batch_id  # another restore has continued it, and has shown nothing yet
-    if batch_id is None and entry.stands_for is not None:  # the same, perhaps, and its query has begun
+    if batch_id is None and entry.stands_for is not None:  # perhaps another restore, whose query has begun
         origin = find_origin(storage, entry.query_id)
         if origin is not None and (origin.of_query, origin.batch_id) == (query.query_id, query.batch_id):
             batch_id = query.batch_id + max(0, entry.stands_for)
     if batch_id is None:
         raise ConflictError(
-            "another query has continued this sink since the savepoint was made: save that one",
+            "another query has continued this sink since the savepoint was made: save that query instead",
             **facts,
             other_query=entry.query_id,
         )
     if batch_id > query.batch_id + (query.planned is not None):
         raise ConflictError(
-            "the sink shows more than the savepoint holds, because the query went on: end it, and make another "
+            "the sink shows more than the savepoint holds, because the query went on: stop it, and make a new "
             "savepoint to continue its sinks from",
             **facts,
             saved=query.batch_id,
@@ -438,9 +438,9 @@ def _found(log: SinkLog, storage: ObjectStorage, query: SavedQuery, saved: Saved
     planned = query.planned if batch_id > query.batch_id else None
     if planned and decision and not decision.is_of_plan(planned.plan):
         raise ConflictError(
-            "the sink shows its newest micro-batch, and the savepoint holds another plan for it: the checkpoint "
-            "location that was saved is older than the sink. Save the one that the query ran with, or restore without "
-            "continue_sinks and give the sink another name",
+            "the sink shows its newest micro-batch, but the savepoint holds a different plan for it: the saved "
+            "checkpoint location is older than the sink. Save the location that the query ran with, or restore without "
+            "continue_sinks and give the sink a different name",
             **facts,
             batch=batch_id,
         )

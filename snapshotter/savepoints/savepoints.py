@@ -1,24 +1,24 @@
-"""The savepoints of a directory: made, listed, read, verified and deleted; and pieces, which hold their rows.
+"""Makes, lists, reads, verifies and deletes the savepoints of a directory, and the pieces that hold their rows.
 
 ::
 
     <target>/
         before-upgrade/savepoint    a savepoint
         before-upgrade/operators/…  pieces
-        nightly-7/operators/…       unfinished: it has no manifest, or not yet
-        nightly-7/probe-92ab47…     left by the check of a directory that allows no deletes
+        nightly-7/operators/…       unfinished: it has no manifest (yet)
+        nightly-7/probe-92ab47…     left by the check of a directory that does not allow deletes
 
 A piece is a stored file whose only section, at its beginning, is an Arrow IPC stream with one record batch and LZ4
-buffers: ``pyarrow.ipc.open_stream``, Polars and DuckDB read it as it is. It has the columns of a run (FORMAT.md section
-2): all of the table's, whichever of them a row was written with.
+buffers: ``pyarrow.ipc.open_stream``, Polars and DuckDB can read it directly. It has the columns of a run (FORMAT.md
+section 2): all columns of the table, even if a row was written with fewer.
 
 Invariants
 ----------
 * **first one**: a manifest is put only if there is none.
-* **own ones**: a maker deletes only pieces with its own id that no manifest names: those of repeated tasks, and all if
-  it was second. Others may be the next savepoint's: its own may have been deleted since, and the name used again.
-* **whole**: a manifest is stored after all that it names, and its maker looks once more, since somebody may be deleting
-  the folder. Then the savepoint exists, even if leftovers cannot be deleted.
+* **own pieces**: a maker deletes only pieces with its own id that no manifest names: those of repeated tasks, or all if
+  another maker was first. Other pieces may belong to the next savepoint, if this one was deleted and its name reused.
+* **whole**: a manifest is stored after all objects that it names, and its maker then checks them again, since another
+  process may be deleting the folder. Then the savepoint exists, even if leftovers cannot be deleted.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 _log = logging.getLogger(__name__)
 KIND = "piece"
-#: Average unpacked size of a piece's rows; a task holds it twice.
+#: Average uncompressed size of a piece's rows; a task holds it twice.
 PIECE_BYTES = 64 << 20
-#: How many digits of a piece's id identify the maker of its savepoint.
+#: The number of digits of a piece's id that identify its savepoint's maker.
 MAKER_DIGITS = 8
 _ROWS_MAX = (1 << 31) - 1
 _NAME_BYTES_MAX = 100
@@ -79,7 +79,7 @@ class _Header(Stored):
 
 
 def folder_of(operator: str, table: str) -> str:
-    """Return the folder of a table's pieces below the savepoint, escaped: not every variable's name is a valid key."""
+    """Return the folder of a table's pieces below the savepoint, escaped: a variable's name may be an invalid key."""
     name = quote(table, safe="")
     if len(name) > _NAME_BYTES_MAX:
         name = f"{name[:_NAME_BYTES_MAX]}-{xxhash.xxh3_64_hexdigest(table.encode())}"
@@ -95,9 +95,9 @@ def write_pieces(
     maker: str = "",
     each: Callable[[Callable[[Any], Piece], Iterable[Any]], Iterable[Piece]] = map,
 ) -> Iterator[Piece]:
-    """Store the live rows of a table and shard in pieces of about `piece_bytes`; yield each when it is stored.
+    """Store the live rows of a table and shard in pieces of about `piece_bytes`; yield each piece when it is stored.
 
-    `maker`: with which their ids begin; see `MAKER_DIGITS`.
+    `maker` is the prefix of their ids; see `MAKER_DIGITS`.
     """
     table = run.schema.name
     header = _Header(operator, table, shard).to_json()
@@ -118,7 +118,7 @@ def write_pieces(
 
 
 def fetch_piece(savepoint: ObjectStorage, piece: Piece) -> tuple[memoryview, stored_file.StoredFile]:
-    """Return the object of a piece; raises `CorruptionError` if it is missing, damaged, or not the manifest's."""
+    """Fetch a piece's object. Raises `CorruptionError` if it is missing, damaged or not the manifest's."""
     source = f"{savepoint.url}/{piece.key}"
     try:
         data = savepoint.get(piece.key, piece.size_bytes)
@@ -131,22 +131,22 @@ def fetch_piece(savepoint: ObjectStorage, piece: Piece) -> tuple[memoryview, sto
 
 
 def read_piece(savepoint: ObjectStorage, operator: str, piece: Piece, schema: TableSchema) -> Run:
-    """Return the rows of a piece. Raises `CorruptionError`. `schema`: of its table, as the manifest has it."""
+    """Read the rows of a piece; `schema` is its table's schema in the manifest. Raises `CorruptionError`."""
     stored, source = fetch_piece(savepoint, piece)[1], f"{savepoint.url}/{piece.key}"
     header = _Header.read(stored.header, source)
     if (header.operator, header.table, header.shard) != (operator, piece.table, piece.shard):
         refuse_stray(source, operator=header.operator, table=header.table, shard=header.shard)
     run = Run.read(stored.section("rows", source), schema, source=source, plain_bytes=piece.plain_bytes)
     if len(run) != piece.rows or (int(run.hashes[0]), int(run.hashes[-1])) != (piece.first_hash, piece.last_hash):
-        refuse(source, "holds other rows than the savepoint says", rows=len(run), wanted=piece.rows)
+        refuse(source, "holds different rows than the savepoint declares", rows=len(run), wanted=piece.rows)
     if run.deleted.any():
         refuse(source, "holds deleted rows")
     return run
 
 
-# Later than anything: uploads to a deleted savepoint should fail.
+# Later than any time, because all uploads to a deleted savepoint should fail.
 _EVER_MS = 1 << 52
-# Objects of ours in a savepoint's folder; others are neither counted nor deleted.
+# The keys of holdfast's objects in a savepoint's folder; other objects are neither counted nor deleted.
 _OURS = re.compile(
     rf"{KEY}|probe-[0-9a-f]{{16}}|sources/[^/]+/[^/]+-[0-9a-f]{{16}}"
     r"|operators/[^/]+/[^/]+/[0-9]{4,}-[0-9]+-[0-9a-f]{16}\.arrow"
@@ -154,7 +154,7 @@ _OURS = re.compile(
 
 
 def savepoint_folder(target: ObjectStorage, name: str) -> PrefixedStorage:
-    """Return the folder of a savepoint's objects. Raises `InvalidArgumentError` if no savepoint can have this name."""
+    """Return the folder of a savepoint's objects. Raises `InvalidArgumentError` if the name is invalid."""
     if not NAME.fullmatch(name):
         raise InvalidArgumentError(
             f"{name[:120]!r} cannot name a savepoint: use letters from a to z, digits, '_', '.' and '-', beginning "
@@ -177,7 +177,7 @@ def require_free(target: ObjectStorage, name: str) -> None:
     """Raise `ConflictError` if there is a savepoint of this name."""
     if find_savepoint(target, name) is not None:
         raise ConflictError(
-            "there is a savepoint of this name: choose another, or delete it first", name=name, storage=target.url
+            "there is a savepoint of this name: use a different name, or delete it first", name=name, storage=target.url
         )
 
 
@@ -185,7 +185,7 @@ def read_savepoint(target: ObjectStorage, name: str) -> Savepoint:
     """Return a savepoint. Raises `NotFoundError`, `CorruptionError`."""
     found = find_savepoint(target, name)
     if found is None:
-        near = did_you_mean(name, _finished(target)) or "; holdfast savepoint list shows what there is"
+        near = did_you_mean(name, _finished(target)) or "; holdfast savepoint list shows all savepoints"
         raise NotFoundError(
             f"no savepoint of this name is here, or it was never finished{near}", name=name, storage=target.url
         )
@@ -206,11 +206,11 @@ class Listed:
     objects : int
         Objects in the folder.
     size_bytes : int
-        As `Savepoint.size_bytes`; if unfinished or damaged, of all objects there.
+        `Savepoint.size_bytes` or, if unfinished or damaged, the size of all objects in the folder.
     savepoint : Savepoint or None
-        None if it is unfinished, or damaged.
+        None if unfinished or damaged.
     damage : str
-        What is wrong with its manifest; empty if nothing is.
+        The damage to its manifest; empty if there is none.
     """
 
     name: str
@@ -221,7 +221,7 @@ class Listed:
 
 
 def list_savepoints(target: ObjectStorage, executor: Executor) -> list[Listed]:
-    """Return a directory's savepoints by name, unfinished ones too. Cost: a listing, and a request for each."""
+    """Return a directory's savepoints by name, also unfinished ones. Cost: a listing, and a request per savepoint."""
     sizes: dict[str, dict[str, int]] = {}
     for info in target.list(""):
         name, _, rest = info.key.partition("/")
@@ -242,7 +242,7 @@ def list_savepoints(target: ObjectStorage, executor: Executor) -> list[Listed]:
 
 
 def verify_savepoint(target: ObjectStorage, savepoint: Savepoint, executor: Executor) -> list[str]:
-    """Return a savepoint's damaged objects, after reading all; `executor`'s threads hold one piece each."""
+    """Read all objects of a savepoint; return the problems found. Each thread of `executor` holds one piece."""
     folder = savepoint_folder(target, savepoint.name)
     reads: list[Callable[[], object]] = [
         partial(read_piece, folder, operator.name, piece, operator.tables[piece.table])
@@ -268,7 +268,7 @@ def _problem(read: Callable[[], object]) -> str:
 
 
 def read_log(folder: PrefixedStorage, log: SourceLog) -> memoryview:
-    """Return a file that Spark kept of a source. Raises `CorruptionError` if it is missing or damaged."""
+    """Read a file that Spark kept about a source. Raises `CorruptionError` if it is missing or damaged."""
     try:
         data = folder.get(log.key, max(1, log.size_bytes))
     except NotFoundError as exc:
@@ -279,7 +279,7 @@ def read_log(folder: PrefixedStorage, log: SourceLog) -> memoryview:
 
 
 def find_objects(target: ObjectStorage, name: str) -> list[str]:
-    """Return all objects of a savepoint to delete. Raises `InvalidArgumentError` if only a foreign file is there."""
+    """Return all objects of a savepoint to delete. Raises `InvalidArgumentError` if there is only a foreign file."""
     folder = savepoint_folder(target, name)
     keys = _ours(folder)
     if keys == [KEY] and bytes(folder.get(KEY))[-len(stored_file.MAGIC) :] != stored_file.MAGIC:
@@ -288,7 +288,7 @@ def find_objects(target: ObjectStorage, name: str) -> list[str]:
 
 
 def delete_savepoint(target: ObjectStorage, name: str) -> int:
-    """Delete a savepoint, finished or not, manifest first, with its uploads; return how many objects it had."""
+    """Delete a savepoint, finished or not, manifest first, and its uploads; return how many objects it had."""
     keys, folder = find_objects(target, name), savepoint_folder(target, name)
     _delete(folder, keys)
     for _ in looks(target.url):
@@ -314,7 +314,7 @@ def _delete(folder: PrefixedStorage, keys: list[str]) -> None:
 
 
 def _abort_uploads(folder: PrefixedStorage) -> int:
-    """Remove killed uploads of pieces and logs; missing permission for this does not fail a deletion."""
+    """Remove killed uploads of pieces and logs; a missing permission does not fail the deletion."""
     try:
         return sum(folder.abort_unfinished_uploads(f"{part}/", _EVER_MS) for part in ("operators", "sources"))
     except InvalidArgumentError as exc:
@@ -324,15 +324,15 @@ def _abort_uploads(folder: PrefixedStorage) -> int:
 
 @dataclass(frozen=True)
 class SavepointWriter:
-    """A savepoint in the making; its objects go into `folder`, and the ids of its pieces begin with its own."""
+    """Writes a savepoint's objects to `folder`; the ids of its pieces begin with `id`."""
 
     folder: PrefixedStorage
     id: str = field(default_factory=lambda: clock.new_id()[:MAKER_DIGITS])
 
     def finish(self, savepoint: Savepoint) -> None:
-        """Store the manifest, and remove its tasks' other pieces. Raises `ConflictError`, `UnavailableError`."""
+        """Store the manifest, and remove pieces of repeated tasks. Raises `ConflictError`, `UnavailableError`."""
         name, data = self.folder.prefix, savepoint.encode()
-        read_manifest(data, savepoint.name, f"{self.folder.url}/{KEY}")  # whatever it says, it can be read
+        read_manifest(data, savepoint.name, f"{self.folder.url}/{KEY}")  # raises if it could not be read later
         listed = self.folder.list("")
         self._require(savepoint.keys, listed)
         try:
@@ -341,7 +341,7 @@ class SavepointWriter:
         except ConflictError as exc:
             self._delete_own(listed)
             raise ConflictError(
-                "another process has made a savepoint of this name meanwhile: use another name", name=name
+                "another process has made a savepoint of this name meanwhile: use a different name", name=name
             ) from exc
         except UnavailableError as exc:
             raise UnavailableError(
@@ -358,7 +358,7 @@ class SavepointWriter:
         missing = next((key for key, size_bytes in sizes.items() if found.get(key) != size_bytes), None)
         if missing is not None:
             raise ConflictError(
-                "another process has deleted this savepoint, or made one of its name: use another name",
+                "another process has deleted this savepoint, or made one with its name: use a different name",
                 name=self.folder.prefix,
                 missing=missing,
             )
@@ -379,6 +379,6 @@ class SavepointWriter:
 
 
 def begin_savepoint(target: ObjectStorage, name: str) -> SavepointWriter:
-    """Begin a savepoint. Raises `ConflictError` if there is one of this name."""
+    """Begin a savepoint. Raises `ConflictError` if the name is taken."""
     require_free(target, name)
     return SavepointWriter(savepoint_folder(target, name))

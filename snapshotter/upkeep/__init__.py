@@ -1,1 +1,1 @@
-"""The contents of durable storage: listed, verified, cleaned up; and background failures."""
+"""Lists, verifies and cleans up durable storage, and reports background failures."""

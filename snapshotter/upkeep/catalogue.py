@@ -1,28 +1,28 @@
-"""What a state directory holds: every object and its kind.
+"""Catalogue of a state directory: every object and its kind.
 
 ::
 
-    <operator>/operator                             "operator": whose directory this is
+    <operator>/operator                             "operator": the directory's owner
     <operator>/probes/…   claims/…                  "probe"; see `holdfast.snapshotter.ownership.claims`
-    <operator>/schemas/…                            what the tables hold
+    <operator>/schemas/…                            the tables' columns
     <operator>/shard-0003/commits/17-9f3c…          "commit"
                           snapshots/16-aa…-7c1e…    "snapshot"
                           files/5f0c1d…-0           "part"
                           probes/…                  "probe"
                           troubles/snapshot-3e…     "trouble": see `holdfast.snapshotter.upkeep.troubles`
-    _queries/…  _rescaling/<query id>/…             no operator's: see `holdfast.snapshotter.ownership.queries`
-    _sinks/<sink>/<number>                          no operator's: see `holdfast.snapshotter.sink_log`
+    _queries/…  _rescaling/<query id>/…             not an operator: see `holdfast.snapshotter.ownership.queries`
+    _sinks/<sink>/<number>                          not an operator: see `holdfast.snapshotter.sink_log`
     anything else                                   "unknown"
 
-A key is ours only if it is exactly what we would have written, and a folder is an operator only if it holds a record.
+A key counts as holdfast's only if holdfast can have written it, and a folder is an operator only if it holds a record.
 
-The size of a shard's state is what a restore of the newest version reads, not all that is stored::
+The size of a shard's state is the size of what a restore of the newest version reads, not of all stored objects::
 
     snapshot 20   snapshot 40   commit 41   commit 42
-    older: stays    └───── state: parts that its manifest names, and the commits stored since ─────┘
+    older: kept     └───── state: parts that its manifest names, and the commits stored since ─────┘
 
-Only manifests list their snapshots' parts. With many shards, evenly spaced ones are read; the others are estimated by
-their stored bytes.
+Only a manifest lists its snapshot's parts. With many shards, the manifests of evenly spaced shards are read; the other
+shards are estimated by their stored bytes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _SHARD = re.compile(r"shard-([0-9]{4}|[1-9][0-9]{4,8})")
 _RESCALED = re.compile(rf"({RESCALING}/[0-9a-f-]{{36}})/(savepoint|(?:sources|operators)/.+)")
 #: A savepoint's manifest, below the savepoint.
 _MANIFEST = "savepoint"
-#: What a query stores for an operator before its record.
+#: Objects that a query stores for an operator before its record.
 _BEGUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*/(probes|claims|schemas|shard-[0-9]+/troubles)/.+")
 _SNAPSHOT = re.compile(r"(.+)-[0-9a-f]{16}")
 SHARDS_READ_MAX = 32
@@ -66,7 +66,7 @@ _KNOWN_MAX = 100_000
 class StoredObject:
     """One object of a shard."""
 
-    key: str  #: Below the shard: ``commits/17-9f3c``
+    key: str  #: Key below the shard: ``commits/17-9f3c``
     kind: str
     pointer: Pointer | None  #: The version of a commit or snapshot
     size_bytes: int
@@ -74,19 +74,19 @@ class StoredObject:
 
     @property
     def version(self) -> int:
-        """The number of the version of a commit or snapshot; 0 for others."""
+        """The version number of a commit or snapshot; 0 for other objects."""
         return self.pointer.version if self.pointer else 0
 
 
 @dataclass(frozen=True)
 class ShardListing:
-    """The objects of a shard, as one listing showed them."""
+    """The objects of a shard, as found in one listing."""
 
-    prefix: str  #: Of its objects: ``totals/shard-0003``
+    prefix: str  #: Prefix of the shard's objects: ``totals/shard-0003``
     objects: Mapping[str, StoredObject]  #: By key below the shard
 
     def of_kind(self, *kinds: str) -> list[StoredObject]:
-        """Return the objects of some kinds, oldest version first."""
+        """Return the objects of the given kinds, oldest version first."""
         found = [o for o in self.objects.values() if o.kind in kinds]
         return sorted(found, key=lambda o: (o.version, o.key))
 
@@ -102,13 +102,13 @@ class ShardListing:
 
     @property
     def commits_since_snapshot(self) -> int:
-        """Commits stored after the newest snapshot, or all without one: roughly what a restore adds to it."""
+        """Number of commits since the newest snapshot, or of all commits without one: about what a restore adds."""
         snapshot_ms = self._snapshot_ms
         return sum(o.kind == "commit" and o.modified_ms > snapshot_ms for o in self.versions)
 
     @property
     def troubles(self) -> list[StoredObject]:
-        """Reports of failures that persist: those of snapshots, since the newest one was stored."""
+        """Reports of persisting failures; reports of failed snapshots count only if newer than the newest snapshot."""
         snapshot_ms = self._snapshot_ms
         reports = self.of_kind("trouble")
         return [o for o in reports if o.modified_ms > snapshot_ms or not o.key.startswith("troubles/snapshot-")]
@@ -120,7 +120,7 @@ class ShardListing:
 
     @cached_property
     def newest_snapshot(self) -> StoredObject | None:
-        """The snapshot that was stored last; None without one."""
+        """The snapshot that was stored last; None if there is none."""
         return max(self.of_kind("snapshot"), key=lambda o: (o.modified_ms, o.version), default=None)
 
     @property
@@ -138,19 +138,19 @@ class OperatorListing:
     others: tuple[ObjectInfo, ...]
 
     def probes(self) -> list[ObjectInfo]:
-        """Return objects that storage tests left beside the shards."""
+        """Return objects that storage tests left outside the shards."""
         return [info for info in self.others if info.key.startswith("probes/")]
 
     def claim(self) -> ObjectInfo | None:
-        """Return the newest claim, by its key in the folder of claims."""
+        """Return the newest claim, with its key in the folder of claims."""
         return newest_among(info for info, _ in self._claims())
 
     def besides(self) -> list[ObjectInfo]:
-        """Return the objects of runs beside the claiming one, whatever their age."""
+        """Return the objects of runs beside the claim's holder, whatever their age."""
         return [stored for info, stored in self._claims() if Beside.of(info) is not None]
 
     def _claims(self) -> Iterator[tuple[ObjectInfo, ObjectInfo]]:
-        """Yield the objects in the folder of claims: key there, and key below the operator."""
+        """Yield the objects in the folder of claims, each with its key there and with its key below the operator."""
         folder = f"{CLAIMS}/"
         for info in self.others:
             if info.key.startswith(folder):
@@ -162,8 +162,8 @@ class StateDirListing:
     """The objects of a state directory."""
 
     operators: Mapping[str, OperatorListing]  #: By name
-    unknown: tuple[ObjectInfo, ...]  #: What belongs to no operator
-    #: By folder the savepoints of queries that are rescaled, or whose rescaling was killed
+    unknown: tuple[ObjectInfo, ...]  #: Objects that belong to no operator
+    #: By folder, the savepoints of rescales that are in progress or were killed
     rescaling: Mapping[str, list[ObjectInfo]] = field(default_factory=dict)
     sinks: tuple[StoredSink, ...] = ()  #: The logs of sinks
 
@@ -173,7 +173,7 @@ class StateDirListing:
 
 
 def parse_object(info: ObjectInfo) -> StoredObject:
-    """Return the kind of an object below a shard; names that are not ours are unknown."""
+    """Classify an object below a shard; names that holdfast does not use are "unknown"."""
     key = info.key
     folder, _, name = key.partition("/")
     kind, pointer = "unknown", None
@@ -198,7 +198,7 @@ def _pointer(name: str) -> Pointer | None:
 
 
 def list_shard(shard: PrefixedStorage) -> ShardListing:
-    """List one shard: completely, or the request fails."""
+    """List one shard completely, or raise."""
     return _shard(shard.prefix, shard.list(""))
 
 
@@ -208,7 +208,7 @@ def _shard(prefix: str, infos: Iterable[ObjectInfo]) -> ShardListing:
 
 
 def list_state_dir(storage: ObjectStorage, operator: str | None = None) -> StateDirListing:
-    """List a state directory, or one operator of it. Raises `NotFoundError`."""
+    """List a state directory, or one of its operators. Raises `NotFoundError`."""
     infos = storage.list(f"{operator}/" if operator else "")
     found = _listing(infos)
     if not found.operators and not found.sinks:
@@ -217,7 +217,7 @@ def list_state_dir(storage: ObjectStorage, operator: str | None = None) -> State
 
 
 def list_begun(storage: ObjectStorage) -> StateDirListing:
-    """List a state directory that may be incomplete; raise `NotFoundError` if nothing there is holdfast's."""
+    """List a state directory that may be incomplete; raise `NotFoundError` if it holds only foreign objects."""
     infos = storage.list("")
     found = _listing(infos)
     is_inside = any(info.key == "operator" for info in found.unknown)  # one operator's directory was given
@@ -261,7 +261,7 @@ def _is_record(info: ObjectInfo) -> bool:
 
 
 def _is_version(info: ObjectInfo) -> bool:
-    """Tell whether a key names a commit or snapshot of any shard, of any operator."""
+    """Return whether an object is a commit or snapshot of any operator's shard."""
     _, _, below = info.key.partition("/")
     folder, _, key = below.partition("/")
     return bool(_SHARD.fullmatch(folder)) and parse_object(replace(info, key=key)).pointer is not None
@@ -274,8 +274,8 @@ def _nothing_found(storage: ObjectStorage, operator: str | None, infos: Collecti
         return NotFoundError(message, operator=operator, storage=storage.url)
     if not infos:
         message = (
-            "the state directory is empty or does not exist: check that the URL is what "
-            "spark.holdfast.state.dir says, and that a query has committed to it"
+            "the state directory is empty or does not exist: check that the URL is the value of "
+            "spark.holdfast.state.dir, and that a query has committed to it"
         )
         return NotFoundError(message, storage=storage.url)
     if any(info.key == "operator" for info in infos):
@@ -287,14 +287,14 @@ def _nothing_found(storage: ObjectStorage, operator: str | None, infos: Collecti
     elif any(info.key.partition("/")[2] == _MANIFEST for info in infos):
         hint = "this is a directory of savepoints: `holdfast savepoint list` shows them"
     else:
-        hint = "check that the URL is what spark.holdfast.state.dir says"
+        hint = "check that the URL is the value of spark.holdfast.state.dir"
     return NotFoundError(f"the directory holds no holdfast state; {hint}", storage=storage.url, objects=len(infos))
 
 
 class Headers:
     """The headers of a shard's commits and snapshots, cached, since objects never change; for any thread.
 
-    `known`: by key those that were read elsewhere.
+    `known` holds headers that were read elsewhere, by key.
     """
 
     def __init__(self, shard: PrefixedStorage, known: Mapping[str, Commit | Manifest] = MappingProxyType({})) -> None:
@@ -308,13 +308,13 @@ class Headers:
         return header
 
     def manifest(self, stored: StoredObject) -> Manifest:
-        """Return the manifest of a snapshot; raises the errors of `commit`."""
+        """Return the manifest of a snapshot; raises the same errors as `commit`."""
         header = self._read(stored)
         assert isinstance(header, Manifest)
         return header
 
     def forget_all_but(self, keys: Collection[str]) -> None:
-        """Forget the headers of objects that are gone."""
+        """Drop the cached headers of all objects except `keys`."""
         for key in self._known.keys() - set(keys):
             del self._known[key]
 
@@ -327,7 +327,7 @@ class Headers:
 def read_header(
     shard: PrefixedStorage, stored: StoredObject
 ) -> tuple[Commit, ChainEntry] | tuple[Manifest, ChainEntry]:
-    """Return a commit without its rows, or a manifest, and its entry in a chain; a large commit's end is enough."""
+    """Read a manifest, or a commit without its rows (of a large commit, only the end); also return its chain entry."""
     source = f"{shard.url}/{stored.key}"
     if stored.kind == "snapshot":
         return read_manifest(shard.get(stored.key), shard.prefix, source, stored.key)
@@ -341,7 +341,7 @@ def read_header(
 
 
 def require_whole(shard: PrefixedStorage, stored: StoredObject, header: Commit | Manifest) -> None:
-    """Read the rest of an object after `read_header`; raises `CorruptionError` if it is damaged."""
+    """Read and verify the rest of an object after `read_header`. Raises `CorruptionError`."""
     if isinstance(header, Commit) and _is_large(stored):
         require_intact(partial(shard.get_range, stored.key), header)
 
@@ -355,7 +355,7 @@ class StateSize:
     """The stored size of an operator's state."""
 
     of_shards: Mapping[str, int]  #: Bytes by the shard's prefix
-    estimated: int  #: How many shards are estimated from the others
+    estimated: int  #: Number of shards that are estimated from other shards
 
     @property
     def state_bytes(self) -> int:
@@ -364,7 +364,7 @@ class StateSize:
 
 
 class StateSizes:
-    """Sizes of a directory's operators; remembers manifests. `executor` must not run the caller."""
+    """State sizes of a directory's operators; caches manifests' sizes. `executor` must not run the caller."""
 
     def __init__(self, storage: ObjectStorage, executor: Executor) -> None:
         self._storage, self._executor = storage, executor

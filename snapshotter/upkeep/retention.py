@@ -1,4 +1,4 @@
-"""Which of a shard's stored objects may be deleted: one set of rules for background clean-ups and ``holdfast gc``.
+"""Decides which stored objects of a shard may be deleted, for background clean-ups and ``holdfast gc``.
 
 ::
 
@@ -7,26 +7,26 @@
     S20 c21 … c40  S40 c41 │ c42 …  c60  S60 c61 …          c120     version the query is at
      ▲              ▲    ▲ │
      │              │    └─┼─ anchor: the newest commit of the lineage at or below the horizon;
-     │              │      │  Spark may still ask for it and for all after it
+     │              │      │  Spark may still return to it or to any later version
      │              └──────┼─ the snapshot at which the anchor's chain begins
-     └─────────────────────┴─ the one before: with it and the commits since, a damaged S40 can be done without
+     └─────────────────────┴─ the previous snapshot: with the commits since, it can replace a damaged S40
 
-    below S20: goes               S20 and everything after it, of whatever lineage: stays
+    below S20: deleted            S20 and everything after it, of any lineage: kept
 
-A chain changes only when a newer snapshot replaces its beginning: one of a commit object in it, or of a version carried
-since the newest of them. So no descendant of a commit object has a chain that begins before that object's own. The
-anchor's chain therefore gives, for all later versions, the lowest version number needed. That one number decides about
-commits and snapshots; parts of files stay as long as a remaining manifest names them. docs/decisions/0014-retention.md
-has the reasoning, also for what is rolled back, dropped or carried in Spark's own state.
+A chain changes only when a newer snapshot replaces its beginning: a snapshot of a commit object in it, or of a version
+carried since the newest commit object. So no descendant of a commit object has a chain that begins before the object's
+own chain. The anchor's chain therefore gives the lowest version number that any later version needs. This number
+decides about commits and snapshots; parts of files stay as long as a remaining manifest names them.
+docs/decisions/0014-retention.md has the reasoning, also for versions rolled back, dropped or carried in Spark's state.
 
 Invariants
 ----------
-* **needed**: what a version at or above the anchor may need stays, with or without its snapshot.
+* **needed**: objects that a version at or above the anchor may need are kept, whether its snapshot is intact or not.
 * **grace**: nothing younger than the grace period is deleted; ages are by the store's clock.
-* **knowing**: a failed listing, a damaged header or a missing object never counts as "needs nothing": then nothing of
-  the shard is deleted. A damaged link names an object that is not there: so this holds as well of a large commit, of
-  which only the end is read, without a checksum.
-* **order**: objects that name others are deleted before those they name; so a crash leaves garbage, not damage.
+* **knowing**: a failed listing, a damaged header or a missing object never counts as "needs nothing": in these cases
+  nothing of the shard is deleted. A damaged link names an object that does not exist, so this also holds for a large
+  commit, of which only the end is read, without a checksum.
+* **order**: an object is deleted before the objects that it names, so a crash leaves garbage, not damage.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ RETAINED_VERSIONS = 100
 GRACE_MS = 60 * 60_000
 _OF_CLEAN_UP = "troubles/clean-up-"
 _LEFT = {
-    "part": "no snapshot that stays names it",
+    "part": "no remaining snapshot names it",
     "probe": "left by a test of the storage",
     "trouble": "reported a failure",
     "unknown": "not written by holdfast",
@@ -60,7 +60,7 @@ Link: TypeAlias = ChainEntry | StoredObject
 
 
 class History:
-    """Each object's base, according to its header."""
+    """The objects that each object builds on, according to its header."""
 
     def __init__(self, listing: ShardListing, headers: Headers) -> None:
         self.listing = listing
@@ -68,7 +68,7 @@ class History:
         self._cleaned_below: int | None = None
 
     def before(self, link: Link) -> tuple[Link, ...]:
-        """Return a commit's base, or the chain that a snapshot replaces; empty where history begins."""
+        """Return a commit's chain, or the chain that a snapshot replaces; empty before history begins."""
         if not self.is_there(link):
             return ()
         if link.kind == "snapshot":
@@ -76,33 +76,33 @@ class History:
         return self.headers.commit(self.listing.objects[link.key]).lineage.chain
 
     def commit_before(self, link: Link) -> Link | None:
-        """Return the commit object before a commit, if history reaches it; raises the errors of `before`."""
+        """Return the previous commit object, if history reaches back to it; raises the same errors as `before`."""
         if not self.is_there(link):
             return None
         return self.headers.commit(self.listing.objects[link.key]).lineage.last
 
     def require(self, needed: Iterable[Link]) -> None:
-        """Raise `CorruptionError` if an object, or a snapshot's part that later ones may reuse, is not listed."""
+        """Raise `CorruptionError` if an object, or a snapshot's part that later snapshots may reuse, is not listed."""
         objects = self.listing.objects
         for link in [link for link in needed if self.is_there(link) and link.kind == "snapshot"]:
             for file in self.headers.manifest(objects[link.key]).files:
                 for part in file.missing(lambda key: objects[key].size_bytes if key in objects else None):
                     raise CorruptionError(
-                        "a part that a snapshot names is missing, or has another size",
+                        "a part that a snapshot names is missing or has a different size",
                         key=f"{self.listing.prefix}/{part.key}",
                         snapshot=self._place(link),
                     )
 
     @property
     def cleaned_below(self) -> int:
-        """The version number below which a clean-up has deleted everything, as far as stored snapshots know."""
+        """The version number below which a clean-up has deleted everything, as recorded in stored snapshots."""
         if self._cleaned_below is None:  # no `cached_property`: in Python 3.11 shards would wait for each other's reads
             manifests = (self.headers.manifest(stored) for stored in self.listing.of_kind("snapshot"))
             self._cleaned_below = max((manifest.cleaned.below for manifest in manifests), default=0)
         return self._cleaned_below
 
     def is_there(self, link: Link) -> bool:
-        """Tell whether an object exists; False before history begins, as a snapshot may say."""
+        """Return whether an object exists; False before history begins, which a snapshot may record."""
         if link.key in self.listing.objects:
             return True
         if link.version < self.listing.first_version or link.version < self.cleaned_below:
@@ -113,7 +113,7 @@ class History:
         return f"{self.listing.prefix}/{link.key}"
 
     def chains(self, chain: tuple[Link, ...], horizon: int) -> list[tuple[Link, ...]]:
-        """Return the chains of a version, of what its snapshot replaced, and so on to the horizon."""
+        """Return a version's chain, the chain that its snapshot replaced, and so on down to the horizon."""
         found = []
         seen: set[str] = set()
         while chain:
@@ -133,14 +133,14 @@ def _newest_commit(chain: tuple[Link, ...], horizon: int) -> Link | None:
 
 
 def needed_from(chain: tuple[Link, ...], horizon: int, history: History) -> int:
-    """Return the lowest version number that the query needs to return to `horizon`; 0 if no commit determines it."""
+    """Return the lowest version number that the query needs to go back to `horizon`; 0 if no commit determines it."""
     chains = history.chains(chain, horizon)
     anchor = _newest_commit(chains[-1], horizon) if chains else None
     if anchor is None:
-        # So far all may be needed: while commits are carried, any snapshot since the newest commit object may be.
+        # Everything may be needed: while commits are carried, so may any snapshot since the newest commit object.
         return 0
     own = (*history.before(anchor), anchor)
-    # Where the snapshot is damaged, a restore goes on at the commit before the first one on it.
+    # If the snapshot is damaged, a restore continues at the commit before the first commit on the snapshot.
     around = history.commit_before(next(link for link in own if link.kind == "commit"))
     without_it = (*history.before(around), around) if around else own
     history.require(link for part in (*chains, own) for link in part)
@@ -150,16 +150,16 @@ def needed_from(chain: tuple[Link, ...], horizon: int, history: History) -> int:
 
 
 def needed_in_storage(retained: int, history: History) -> int:
-    """Return the lowest version number that may be needed, knowing the storage only.
+    """Return the lowest version number that may be needed, as far as the storage shows.
 
-    The query may have dropped the newest commits, or gone back. So each commit and snapshot above the horizon counts as
-    its version, unless another builds on it.
+    The query may have dropped the newest commits, or gone back. So each commit or snapshot above the horizon may be the
+    query's version, unless another object builds on it.
     """
     versions = history.listing.versions
     if not versions:
         return 0
     newest_ms = max(o.modified_ms for o in versions)
-    # By time, not by number: a query that went back some versions is at the one it wrote last.
+    # By time, not by number: a query that went back is at the version it wrote last.
     horizon = min(o.version for o in versions if o.modified_ms == newest_ms) - max(1, retained)
     needed = versions[-1].version
     built_on: set[str] = set()
@@ -173,19 +173,19 @@ def needed_in_storage(retained: int, history: History) -> int:
 
 @dataclass(frozen=True)
 class CleanUpPlan:
-    """What stays and what goes, each with its reason."""
+    """The objects to keep and to delete, each with a reason."""
 
     shard: str
     needed_from: int  #: The lowest version number whose objects may be needed
-    #: Reason by key below the shard. `delete` is in the order in which to delete.
+    #: Reasons by key below the shard; `delete` is in order of deletion
     keep: Mapping[str, str] = field(default_factory=dict)
     delete: Mapping[str, str] = field(default_factory=dict)
-    parts: frozenset[str] = frozenset()  #: Those keys of `delete` that go last, because others of it name them
+    parts: frozenset[str] = frozenset()  #: Keys of `delete` to delete last, because other objects in it name them
     delete_bytes: int = 0
 
 
 def plan(history: History, needed: int, now_ms: int, grace_ms: int) -> CleanUpPlan:
-    """Decide about each object of a shard. Raises `CorruptionError`, `NotFoundError`, `UnavailableError`."""
+    """Decide which objects of a shard to delete. Raises `CorruptionError`, `NotFoundError`, `UnavailableError`."""
     shard = history.listing
     keep: dict[str, str] = {}
     delete: dict[str, str] = {}
@@ -199,7 +199,7 @@ def plan(history: History, needed: int, now_ms: int, grace_ms: int) -> CleanUpPl
     named = {part.key for o in remaining for file in history.headers.manifest(o).files for part in file.parts}
     for stored in shard.of_kind("part", "probe", "trouble", "unknown"):
         if stored.key in named:
-            keep[stored.key] = "a snapshot that stays names it"
+            keep[stored.key] = "a remaining snapshot names it"
         else:
             delete[stored.key] = _LEFT[stored.kind]
     for key in [key for key in delete if shard.objects[key].modified_ms > now_ms - grace_ms]:
@@ -232,7 +232,7 @@ def run_retention(
     headers: Headers | None = None,
     new_id: Callable[[], str] = clock.new_id,
 ) -> CleanUpPlan:
-    """Delete objects that no retained version needs; if a needed one is damaged or missing, raise and delete none."""
+    """Delete objects that no retained version needs; if a needed object is damaged or missing, only raise."""
     probe = _put_probe(shard, new_id)
     listing = list_shard(shard)
     history = History(listing, headers or Headers(shard))
@@ -244,7 +244,7 @@ def run_retention(
     except (CorruptionError, NotFoundError):
         shard.delete([probe])
         raise
-    own = {probe: "read the store's clock"}
+    own = {probe: "used to read the store's clock"}
     own |= {
         o.key: "reported a clean-up failure that is over" for o in listing.of_kind("trouble") if _OF_CLEAN_UP in o.key
     }
@@ -253,7 +253,7 @@ def run_retention(
 
 
 def store_time_ms(folder: ObjectStorage) -> int:
-    """Return the time by the store's clock: stores a small object, reads its time and deletes it."""
+    """Return the store's time, by storing and deleting an empty object."""
     probe = _put_probe(folder, clock.new_id)
     listed = {info.key: info.modified_ms for info in folder.list("probes/")}
     folder.delete([probe])
@@ -262,7 +262,7 @@ def store_time_ms(folder: ObjectStorage) -> int:
 
 def _put_probe(folder: ObjectStorage, new_id: Callable[[], str]) -> str:
     probe = f"probes/clock-{new_id()}"
-    folder.put(probe, b"")  # which a full disk may still take
+    folder.put(probe, b"")  # empty, which even a full disk may accept
     return probe
 
 

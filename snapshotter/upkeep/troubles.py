@@ -1,14 +1,14 @@
-"""Failures, reported in durable storage, whichever executor failed.
+"""Failure reports of all executors, in durable storage.
 
 ::
 
-    <operator>/shard-0003/troubles/snapshot-<id>         no snapshot could be written: batches will have to wait
-                                   clean-up-<id>         nothing can be deleted: storage grows
+    <operator>/shard-0003/troubles/snapshot-<id>         snapshots fail: micro-batches will have to wait
+                                   clean-up-<id>         clean-ups fail: storage grows
                                    micro-batch-42-<id>   the shard's call failed in this micro-batch
 
-Each further failure of a kind replaces the object; background failures are counted in a row. A newer snapshot outdates
-the first kind, the micro-batch's commit the last; a successful clean-up deletes its own kind, and later all leftovers.
-If the storage itself is down, only logs have the failure.
+Each further failure of a kind replaces the report; consecutive background failures are counted. A newer snapshot
+outdates a snapshot report, and the micro-batch's commit a micro-batch report; a successful clean-up deletes clean-up
+reports, and later all leftovers. If the storage itself is down, failures appear only in logs.
 """
 
 from __future__ import annotations
@@ -43,35 +43,35 @@ def batch_of(key: str) -> int | None:
 
 @dataclass(frozen=True)
 class Trouble(Stored, notice=True):
-    """A failure."""
+    """A reported failure."""
 
     what: Annotated[str, _WHAT]  #: ``snapshot``, ``clean-up`` or ``micro-batch-42``
     error: str  #: The message of the newest failure
-    in_a_row: int  #: Failures of one executor since its last success; of a micro-batch always 1
-    host: str  #: Whose executor it was
-    written_ms: int  #: When, by that host's clock, in ms since 1970
-    shard: str  #: The prefix of its objects
+    in_a_row: int  #: Consecutive failures of one executor; always 1 for a micro-batch
+    host: str  #: Host of the executor
+    written_ms: int  #: Time of the report, by that host's clock, in ms since 1970
+    shard: str  #: The prefix of the shard's objects
 
 
 def report_trouble(shard: PrefixedStorage, what: str, error: Exception, in_a_row: int, host: str, now_ms: int) -> None:
-    """Report a failure in place of the previous one of its kind; if that cannot be deleted, store nothing."""
+    """Replace the previous report of this kind; if the old report cannot be deleted, store nothing."""
     older = [info.key for info in shard.list("troubles/") if _is_about(info.key, what)]
     if older:
         shard.delete(older)
     text = str(error) if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
-    text = text.encode(errors="backslashreplace").decode()  # a local path may be any bytes
+    text = text.encode(errors="backslashreplace").decode()  # a local path may hold any bytes
     trouble = Trouble(what, text[:_TEXT_MAX], in_a_row, host, now_ms, shard.prefix)
     shard.put(f"troubles/{what}-{clock.new_id()}", stored_file.encode(KIND, trouble.to_json())[0])
 
 
 def _is_about(key: str, what: str) -> bool:
-    """Tell whether a report is of the same kind: of any micro-batch, if this is one."""
+    """Return whether a report is of the same kind; all micro-batches are one kind."""
     match = NAME.fullmatch(key.rpartition("/")[2])
     return match is not None and (match[1] == what or (match[1].startswith(_BATCH) and what.startswith(_BATCH)))
 
 
 def read_trouble(shard: PrefixedStorage, key: str) -> Trouble:
-    """Return the report in an object. Raises `NotFoundError`, `CorruptionError`, `UnavailableError`."""
+    """Read a report. Raises `NotFoundError`, `CorruptionError`, `UnavailableError`."""
     source = f"{shard.url}/{key}"
     found = Trouble.decode(shard.get(key), KIND, source)
     match = NAME.fullmatch(key.rpartition("/")[2])

@@ -1,8 +1,8 @@
-"""Reads every stored object of a shard; finds what is damaged or missing, and which versions that costs.
+"""Reads every stored object of a shard; finds damaged and missing objects, and the versions that need them.
 
-A version is **whole** if its commit and everything in its chain is intact. If only its snapshot is damaged, it may
-still be restored **around** it, from an older snapshot and the commits since, as a restore would. Otherwise it is
-**lost**. What a clean-up deleted is not missing: objects older than the lowest version number needed may be gone.
+A version is **whole** if its commit and everything in its chain is intact. If only its snapshot is damaged, the version
+may still be restored **around** it, from an older snapshot and the commits since then. Otherwise it is **lost**.
+Objects below the lowest needed version number do not count as missing, because a clean-up may have deleted them.
 
 The query may write and clean up meanwhile: if something seems wrong, the shard is listed and read again.
 """
@@ -33,7 +33,7 @@ from holdfast.snapshotter.upkeep.catalogue import (
 from holdfast.snapshotter.upkeep.retention import History, needed_in_storage
 
 _READS_AHEAD = 1_000
-# Each reads only what was stored during the previous one, and so takes less time.
+# Each pass reads only objects that were stored during the previous pass, and so takes less time.
 _PASSES = 3
 _Value = TypeVar("_Value")
 
@@ -42,26 +42,26 @@ _Value = TypeVar("_Value")
 class Damage:
     """A damaged or missing object."""
 
-    key: str  #: Below the state directory
+    key: str  #: Key below the state directory
     problem: str
-    lost: tuple[str, ...] = ()  #: The versions that cannot be restored without it
-    around: tuple[str, ...] = ()  #: The versions that are restored without it: from an older snapshot and more commits
+    lost: tuple[str, ...] = ()  #: The versions that cannot be restored without the object
+    around: tuple[str, ...] = ()  #: The versions that can be restored without it, from an older snapshot and commits
 
 
 @dataclass(frozen=True)
 class ShardReport:
     """The result of verifying a shard."""
 
-    #: What was read
+    #: Number and size of the objects read
     objects: int
     size_bytes: int
-    versions: int  #: Versions with a commit object of their own that can be restored
+    versions: int  #: Restorable versions that have a commit object
     damages: tuple[Damage, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """An object as read: a commit or manifest with its chain entry, or a part; `problem` says how it is damaged."""
+    """An object as read: a commit or manifest with its chain entry, or a part; `problem` describes its damage."""
 
     size_bytes: int
     header: Commit | Manifest | None = None
@@ -102,7 +102,7 @@ def _read_new(
     on_read: Callable[[int], object],
 ) -> None:
     """Read listed objects that are not yet in `found`, and add them there."""
-    # Manifests first: they say how many bytes their parts hold.
+    # Manifests before parts, because manifests give the sizes of parts.
     for kind in ("commit", "snapshot", "part"):
         new = [stored for stored in listing.of_kind(kind) if stored.key not in found]
         read = partial(_read, shard, once, _sizes_of_parts(found) if kind == "part" else {})
@@ -113,7 +113,7 @@ def _read_new(
 
 
 def _sizes_of_parts(found: Mapping[str, _Found]) -> dict[str, int]:
-    """Return, by key, the file bytes in the parts that snapshots name."""
+    """Return, by key, how many file bytes each part of a snapshot holds."""
     manifests = [one.header for one in found.values() if isinstance(one.header, Manifest)]
     return {
         part.key: size_bytes
@@ -124,7 +124,7 @@ def _sizes_of_parts(found: Mapping[str, _Found]) -> dict[str, int]:
 
 
 class _Interned:
-    """Interns values: of equal ones, keeps the first. Threads: any."""
+    """Interns values: keeps the first of equal values. Threads: any."""
 
     def __init__(self) -> None:
         self._known: dict[object, object] = {}
@@ -142,7 +142,7 @@ class _Interned:
 
 
 def _read(shard: PrefixedStorage, once: _Interned, sizes: Mapping[str, int], stored: StoredObject) -> _Found | None:
-    """Return an object; None if it vanished since the listing."""
+    """Read an object; return None if it vanished since the listing."""
     source = f"{shard.url}/{stored.key}"
     try:
         if stored.kind == "part":
@@ -176,7 +176,7 @@ class _VerifiedShard:
         commits = [one.header for one in found.values() if isinstance(one.header, Commit)]
         for commit in sorted(commits, key=lambda commit: commit.pointer):
             self.outcomes[commit.pointer] = self._outcome(commit)
-        #: Those whose chains are not cleaned up already.
+        #: Commits whose chains have not been cleaned up.
         self.commits = [commit for commit in commits if not self._is_past(commit)]
 
     def _is_past(self, header: Commit) -> bool:
@@ -189,7 +189,7 @@ class _VerifiedShard:
         return any(part.key not in self._found for file in files for part in file.parts)
 
     def _outcome(self, commit: Commit) -> str:
-        """Return whether a version is "whole", restored "around" a damaged snapshot, or "lost"; older ones first."""
+        """Return "whole", "around" (a damaged snapshot) or "lost"; older versions must have an outcome already."""
         commits, snapshot = commit.lineage.commits, commit.lineage.snapshot
         if any(self._problem_of(entry) for entry in commits):
             return "lost"
@@ -208,7 +208,7 @@ class _VerifiedShard:
         if found is None:
             return "is missing"
         if found.problem is None and found.entry != entry:
-            return "is not the object that later ones build on: it was replaced"
+            return "is not the object that later objects build on: it was replaced"
         return found.problem
 
     def _problems_of_snapshot(self, entry: ChainEntry) -> dict[str, str]:
@@ -233,7 +233,7 @@ class _VerifiedShard:
         return problems
 
     def damages(self) -> list[Damage]:
-        """Return all damage, with the versions that it costs."""
+        """Return all damage, with the affected versions."""
         problems = {key: found.problem for key, found in self._found.items() if found.problem}
         costs: dict[str, list[Commit]] = {key: [] for key in problems}
         for found in self._found.values():
@@ -251,7 +251,7 @@ class _VerifiedShard:
         return [self._damage(key, problems[key] or "", costs.get(key, [])) for key in sorted(problems)]
 
     def _missing(self, chain: Chain) -> dict[str, str]:
-        """Return the objects of a chain that are missing, or not the ones it names, and were not cleaned up."""
+        """Return, by key, the problems of a chain's objects above the floor."""
         recent = [entry for entry in chain if entry.version >= self._floor]
         return {e.key: problem for e in recent if (problem := self._problem_of(e))}
 

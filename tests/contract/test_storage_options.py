@@ -110,9 +110,9 @@ def test_refused_urls(url: str, message: str) -> None:
     [
         ({"secrett": "x"}, r"did you mean 'secret'\?.*option=secrett"),
         ({"session": "x"}, "unknown option"),
-        ({"key": 12345}, "must be a string"),
+        ({"key": 12345}, "must be a non-empty string"),
         ({"secret": "with newline\n"}, "white space"),
-        ({"token": ""}, "not empty"),
+        ({"token": ""}, "non-empty"),
         ({"endpoint_url": "http://user:CANARY@host"}, "endpoint_url holds credentials"),
         ({"client_kwargs": {"endpoint_url": "http://user:CANARY@host"}}, "endpoint_url holds credentials"),
         ({"key": "CANARY"}, r"set both, or neither.*options='key secret'"),

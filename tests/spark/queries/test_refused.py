@@ -409,8 +409,8 @@ def passed_as_arrow(frame: DataFrame) -> DataFrame:
 PASSED = [{"key": "a", "v": 1}]
 OPERATORS = [(passed, "Passing"), (passed_as_arrow, "pass_on")]
 SAME_NAME = (
-    "two operators of this query have the same name: pass each its own name=. Without one, an operator is called as "
-    "its function or its processor's class is"
+    "two operators of this query have the same name: pass each its own name=. Without name=, an operator has the name "
+    "of its function or its processor's class"
 )
 
 

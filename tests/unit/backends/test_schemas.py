@@ -38,12 +38,12 @@ def test_what_a_table_cannot_be() -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (pa.table({"m": [1]}), "do not fit"),
-        (pa.table({"n": [1], "m": [1]}), "do not fit"),
+        (pa.table({"m": [1]}), "do not match"),
+        (pa.table({"n": [1], "m": [1]}), "do not match"),
         (pa.table({"n": ["12"]}), r"a different type.*given=string"),
         (pa.table({"n": [1.5]}), "cannot be stored"),
         (pa.table({"n": pa.array([2**63], pa.uint64())}), "cannot be stored"),
-        (pa.table([pa.array([1]), pa.array([1])], names=["n", "n"]), "do not fit"),
+        (pa.table([pa.array([1]), pa.array([1])], names=["n", "n"]), "do not match"),
     ],
 )
 def test_values_that_do_not_fit_are_refused_by_name(table: pa.Table, message: str) -> None:
@@ -157,7 +157,7 @@ def test_a_renamed_column_stays_where_it_is() -> None:
 
 
 def test_a_rename_takes_no_others_name() -> None:
-    with pytest.raises(SchemaMismatchError, match=r"first drop that one.*n → m"):
+    with pytest.raises(SchemaMismatchError, match=r"first drop the stored column.*n → m"):
         changed({"n": "n", "m": "m"}, rename={"n": "m"})
 
 

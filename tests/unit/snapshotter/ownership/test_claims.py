@@ -249,7 +249,7 @@ def test_a_claim_that_cannot_be_read_lets_nobody_in_and_is_named(storage: Object
     problem = "belongs elsewhere.*operator=totals number=1" if is_moved else "is not a whole holdfast file"
     with pytest.raises(CorruptionError, match=f"{second} {problem}") as told:
         take_after(storage, "r2", "r1")
-    assert "delete it if no run of the query is at work" in told.value.__notes__[0]
+    assert "delete it if no run of the query is active" in told.value.__notes__[0]
     assert everything(storage) == before
     storage.delete([second])
     take_after(storage, "r2", "r1")

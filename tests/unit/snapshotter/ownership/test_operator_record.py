@@ -79,7 +79,7 @@ TWO_OF_ONE_NAME = r"two operators of this query have the same name: pass each it
 @pytest.mark.parametrize(
     ("other", "error", "message"),
     [
-        (replace(RECORD, query_id="query-2"), ConflictError, "state of another query: give the operator another name"),
+        (replace(RECORD, query_id="query-2"), ConflictError, "state of another query: give the operator a different"),
         (replace(RECORD, definition_id="def-2"), ConflictError, TWO_OF_ONE_NAME),
         (replace(RECORD, run_id="run-2", shards=8), SchemaMismatchError, r"set spark\.holdfast\.shards"),
     ],
@@ -143,9 +143,9 @@ FIELDS = RECORD.to_json()
 @pytest.mark.parametrize(
     ("header", "said"),
     [
-        ({}, "totals/operator has other fields"),
-        (FIELDS | {"level": 9}, r"has other fields.*unknown=.*level"),
-        ({n: FIELDS[n] for n in FIELDS if n != "retained_versions"}, "has other fields.*missing=.*retained_versions"),
+        ({}, "totals/operator has different fields"),
+        (FIELDS | {"level": 9}, r"has different fields.*unknown=.*level"),
+        ({n: FIELDS[n] for n in FIELDS if n != "retained_versions"}, "has different fields.*missing=.*retained_v"),
         (FIELDS | {"retained_versions": None}, r"invalid field, field=retained_versions"),
         *((FIELDS | {"shards": wrong}, r"invalid field, field=shards") for wrong in ("4", 0)),
         (FIELDS | {"query_id": 7}, r"invalid field, field=query_id"),
@@ -209,7 +209,7 @@ def test_a_state_directory_takes_one_clone_of_a_query(storage: ObjectStorage) ->
     first, other = (replace(ORIGIN, query_id=name) for name in ("q-3", "q-4"))
     declare_origin(storage, first)
     declare_origin(storage, first)  # the same request again, of which the reply was lost
-    with pytest.raises(ConflictError, match=r"choose another directory.*delete _queries/q-1\.fills"):
+    with pytest.raises(ConflictError, match=r"choose a different directory.*delete _queries/q-1\.fills"):
         declare_origin(storage, other)
     assert is_filling(storage, first)
     assert not is_filling(storage, other), "which is told apart though it has declared what it begins with"
@@ -430,17 +430,17 @@ def encoded(**columns: pa.DataType) -> dict[str, list[str]]:
     [
         *((other, "belongs elsewhere") for other in ({"operator": "others"}, {"query_id": "another"}, {"number": 2})),
         ({"held": {"a": ["", ""]}}, "cannot be read"),
-        ({"held": {"a": [encode_schema(TABLE_KEY), encode_schema(pa.schema([("s", pa.int8())] * 2))]}}, "one name"),
+        ({"held": {"a": [encode_schema(TABLE_KEY), encode_schema(pa.schema([("s", pa.int8())] * 2))]}}, "share a name"),
         ({"latest": {"a": [1, 2]}}, "invalid field, field=latest"),
         ({"held": []}, "invalid field, field=held"),
-        ({"colour": "red"}, "has other fields"),
-        ({"names": {"a": {}}}, "other tables than it holds"),
+        ({"colour": "red"}, "has different fields"),
+        ({"names": {"a": {}}}, "different tables than it holds"),
         ({"names": {"a": {"n": 1}, "b": {"s": "s"}}}, "invalid field, field=names found=1"),
         *(({"names": {"a": names, "b": {"s": "s"}}}, NOT_HELD) for names in ({"n": "m"}, {"n": "n", "m": "n"})),
         ({"latest": encoded(n=pa.int32(), m=pa.int32())}, NOT_HELD),
         *(({"latest": encoded(n=kind)}, NOT_HELD) for kind in (pa.int64(), pa.string())),
-        *((other, "other tables than it holds") for other in ({"last": ["c"]}, {"left_out": ["c"]})),
-        ({"latest": encode_schemas(A)}, "other tables than it holds"),
+        *((other, "different tables than it holds") for other in ({"last": ["c"]}, {"left_out": ["c"]})),
+        ({"latest": encode_schemas(A)}, "different tables than it holds"),
         ({"last": "a"}, "invalid field, field=last"),
     ],
     ids=str,

@@ -72,7 +72,7 @@ def test_a_misspelt_name_is_told_which_is_meant(target: ObjectStorage) -> None:
     for act in (read_savepoint, delete_savepoint):
         with pytest.raises(NotFoundError, match=r"; did you mean 'before-upgrade'\?, name=before-upgade"):
             act(target, "before-upgade")
-    with pytest.raises(NotFoundError, match="holdfast savepoint list shows what there is, name=nightly"):
+    with pytest.raises(NotFoundError, match="holdfast savepoint list shows all savepoints, name=nightly"):
         read_savepoint(target, "nightly")
 
 
@@ -184,7 +184,7 @@ def test_a_piece_of_another_table_or_shard_is_refused(target: ObjectStorage) -> 
     folder, (first, *_, last) = savepoint_folder(target, "one"), made.operators[0].pieces
     with pytest.raises(CorruptionError, match="belongs elsewhere"):
         read_piece(folder, "totals", replace(last, table="state", shard=0), STATE)
-    with pytest.raises(CorruptionError, match="other rows than the savepoint says"):
+    with pytest.raises(CorruptionError, match="different rows than the savepoint declares"):
         read_piece(folder, "totals", replace(first, rows=first.rows + 1), STATE)
     with pytest.raises(CorruptionError, match="not the object that the savepoint names"):
         read_piece(folder, "totals", replace(first, digest="0" * 32), STATE)

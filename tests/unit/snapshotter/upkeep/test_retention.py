@@ -123,7 +123,7 @@ def test_a_shard_without_any_version_is_cleaned_of_parts_only(storage: TimedStor
     storage.now_ms += 2 * DAY_MS
     planned = planned_by_command(storage, storage.now_ms)
     assert set(planned.delete) == shard.stored()
-    assert set(planned.delete.values()) == {"no snapshot that stays names it"}
+    assert set(planned.delete.values()) == {"no remaining snapshot names it"}
 
 
 def test_parts_stay_while_a_manifest_that_stays_names_them(storage: TimedStorage, shard: ShardHistory) -> None:

@@ -248,6 +248,6 @@ def test_notes_of_several_drivers_follow_each_other(tmp_path: Path) -> None:
             storage.put(
                 f"_queries/state-2.locations/{number:020d}", stored_file.encode(LOCATION_KIND, refused.to_json())[0]
             )
-            with pytest.raises(CorruptionError, match="notes no location of a query") as caught:
+            with pytest.raises(CorruptionError, match="holds an invalid checkpoint location") as caught:
                 find_noted(storage, "state-2")
             assert "hidden" not in str(caught.value)
