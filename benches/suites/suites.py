@@ -113,7 +113,6 @@ def _small_batches() -> Iterable[Measurement]:
 _MICRO = (
     ("store", "What does an operation of the store cost, by size, width, hit rate and batch size?", 3.0),
     ("steps", "What do the steps of a vectorised shard call cost?", 0.5),
-    ("by_key", "What does a key cost beside the user's function, in ms by 20,000 keys?", 2.0),
 )
 
 
