@@ -25,9 +25,10 @@ states of sessions that grow together are reduced alike, all keys at once.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -95,41 +96,38 @@ _TOLD_OTHERWISE = {
 }
 
 
-class Accumulator(Protocol):
+@dataclass(frozen=True)
+class Accumulator(ABC):
     """One aggregate, as it travels to the workers."""
 
-    @property
-    def name(self) -> str:
-        """Name of its output column, and prefix of its state's columns."""
-
-    @property
-    def column(self) -> str | None:
-        """The column of the rows that it takes; None for the rows themselves."""
+    name: str  #: Of its output column; prefix of its state's columns
+    column: str | None  #: Of the rows that it takes; None for the rows themselves
 
     @property
     def is_by_arrival(self) -> bool:
         """Whether the order of rows may matter to it."""
+        return False
 
+    @abstractmethod
     def fields(self) -> list[pa.Field]:
         """Return the columns of its state, in storage types."""
 
+    @abstractmethod
     def lift(self, values: pa.Array) -> list[pa.Array]:
         """Return each row's own state; without a `column`, from anything but null."""
 
+    @abstractmethod
     def reduce(self, groups: Groups, states: Sequence[pa.Array]) -> list[pa.Array]:
         """Return each group's state; columns added later may be null. Raises `InvalidArgumentError` on overflow."""
 
     def result(self, states: Sequence[pa.Array]) -> pa.Array:
         """Return the value of each state. Raises `InvalidArgumentError` if it is larger than its type holds."""
+        return states[0]
 
 
 @dataclass(frozen=True)
-class Count:
+class Count(Accumulator):
     """The number of rows or, given a column, of its non-null values."""
-
-    name: str
-    column: str | None
-    is_by_arrival: ClassVar[bool] = False
 
     def fields(self) -> list[pa.Field]:
         return [pa.field(self.name, pa.int64())]
@@ -145,13 +143,10 @@ class Count:
 
 
 @dataclass(frozen=True)
-class Sum:
+class Sum(Accumulator):
     """The sum of integers, floats or decimals; null without values."""
 
-    name: str
-    column: str
     type: pa.DataType  #: Of the sum
-    is_by_arrival: ClassVar[bool] = False
 
     def fields(self) -> list[pa.Field]:
         return [pa.field(self.name, self.type)]
@@ -162,20 +157,14 @@ class Sum:
     def reduce(self, groups: Groups, states: Sequence[pa.Array]) -> list[pa.Array]:
         return [_fitting(groups.sum(states[0]), self.type, self.name)]
 
-    def result(self, states: Sequence[pa.Array]) -> pa.Array:
-        return states[0]
-
 
 @dataclass(frozen=True)
-class Mean:
+class Mean(Accumulator):
     """The average; null without values."""
 
-    name: str
-    column: str
     #: Of the sum that it keeps, and of the average
     sum_type: pa.DataType
     type: pa.DataType
-    is_by_arrival: ClassVar[bool] = False
 
     def fields(self) -> list[pa.Field]:
         return [pa.field(f"{self.name}.sum", self.sum_type), pa.field(f"{self.name}.count", pa.int64())]
@@ -195,14 +184,11 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Extreme:
+class Extreme(Accumulator):
     """The smallest or the largest value; NaN is the largest number, as in Spark."""
 
-    name: str
-    column: str
     type: pa.DataType
     which: Literal["min", "max"]
-    is_by_arrival: ClassVar[bool] = False
 
     def fields(self) -> list[pa.Field]:
         return [pa.field(self.name, storage_type(self.type))]
@@ -213,20 +199,15 @@ class Extreme:
     def reduce(self, groups: Groups, states: Sequence[pa.Array]) -> list[pa.Array]:
         return [groups.min(states[0]) if self.which == "min" else groups.max(states[0])]
 
-    def result(self, states: Sequence[pa.Array]) -> pa.Array:
-        return states[0]
-
 
 @dataclass(frozen=True)
-class Picked:
+class Picked(Accumulator):
     """The first or the last value by arrival, which has no fixed order; nulls count unless ignored."""
 
-    name: str
-    column: str
     type: pa.DataType
     which: Literal["first", "last"]
     ignores_nulls: bool
-    is_by_arrival: ClassVar[bool] = True
+    is_by_arrival = True
 
     def fields(self) -> list[pa.Field]:
         value = pa.field(self.name, storage_type(self.type))
@@ -244,23 +225,17 @@ class Picked:
         pick = groups.first if self.which == "first" else groups.last
         return [pick(state, order_by=at) for state in states]
 
-    def result(self, states: Sequence[pa.Array]) -> pa.Array:
-        return states[0]
-
 
 @dataclass(frozen=True)
-class PickedBy:
+class PickedBy(Accumulator):
     """The value of the row whose other value, null left out, is the smallest or the largest.
 
     Takes structs of the two.
     """
 
-    name: str
-    column: str
     type: pa.DataType
     by_type: pa.DataType
     which: Literal["min", "max"]
-    is_by_arrival: ClassVar[bool] = False
 
     def fields(self) -> list[pa.Field]:
         by = pa.field(f"{self.name}.by", storage_type(self.by_type))
@@ -276,19 +251,13 @@ class PickedBy:
         rows = pick(pa.array(np.arange(len(states[1]))), order_by=states[1])
         return [state.take(rows) for state in states]
 
-    def result(self, states: Sequence[pa.Array]) -> pa.Array:
-        return states[0]
-
 
 @dataclass(frozen=True)
-class Moments:
+class Moments(Accumulator):
     """Variance and standard deviation of doubles, from count, mean and the sum of squared distances from the mean."""
 
-    name: str
-    column: str
     is_sample: bool  #: Whether to divide by one less than the count; null where that is none, as in Spark
     is_root: bool  #: Whether to return the root: the standard deviation
-    is_by_arrival: ClassVar[bool] = False
 
     def fields(self) -> list[pa.Field]:
         parts = {"count": pa.int64(), "mean": pa.float64(), "m2": pa.float64()}
@@ -317,11 +286,9 @@ class Moments:
 
 
 @dataclass(frozen=True)
-class Collected:
+class Collected(Accumulator):
     """All values but null, by arrival; or the distinct ones, NaN and zero being one value each; or their number."""
 
-    name: str
-    column: str
     type: pa.DataType  #: Of a list of them
     which: Literal["list", "set", "count"]
 
@@ -358,17 +325,15 @@ class Collected:
 
 
 @dataclass(frozen=True)
-class Own:
+class Own(Accumulator):
     """An aggregate of the user's own functions, each called once with all rows, or all groups' states."""
 
-    name: str
-    column: str
     type: pa.DataType
     state: pa.Schema
     init: Callable[[pa.Array], Mapping[str, Any]]
     merge: Callable[[Groups, pa.Table], Mapping[str, Any]]
     finish: Callable[[pa.Table], Any]
-    is_by_arrival: ClassVar[bool] = True
+    is_by_arrival = True
 
     def fields(self) -> list[pa.Field]:
         return [pa.field(f"{self.name}.{field.name}", storage_type(field.type)) for field in self.state]

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.backends.arrow.rows import BoolArray, IntArray, storage_type
-from holdfast.spark_integration.operators.accumulators import elements, lists
+from holdfast.spark_integration.operators.accumulators import Accumulator, elements, lists
 from holdfast.spark_integration.vectorised.arrays import ranks
 from holdfast.spark_integration.vectorised.groups import Groups
 
@@ -42,13 +41,10 @@ _FEW_BITS = 9
 
 
 @dataclass(frozen=True)
-class Registers:
-    """Spark's estimate of how many values are distinct."""
+class Registers(Accumulator):
+    """Spark's estimate of how many values are distinct, by their hashes."""
 
-    name: str
-    column: str  #: Of the values' hashes
     bits: int  #: Of a register's number
-    is_by_arrival: ClassVar[bool] = False
 
     @property
     def _type(self) -> pa.DataType:
@@ -101,16 +97,13 @@ _ALPHA, _RAW = {4: 0.673, 5: 0.697, 6: 0.709}, 0.5 / np.log(2)
 
 
 @dataclass(frozen=True)
-class Ranked:
+class Ranked(Accumulator):
     """Values whose ranks are those asked for, or off by at most a fraction 1 / accuracy of all."""
 
-    name: str
-    column: str
     type: pa.DataType  #: Of a value
     shown: pa.DataType  #: Of the result: the value, or a list of one for each percentage
     percentages: tuple[float, ...]  #: As fractions of 1
     accuracy: int
-    is_by_arrival: ClassVar[bool] = False
 
     @property
     def _type(self) -> pa.DataType:
