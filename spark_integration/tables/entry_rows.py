@@ -26,7 +26,7 @@ from holdfast.backends.arrow.rows import IntArray, filter_rows, from_columns, ta
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import CorruptionError
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration.ttl.expiry import EXPIRES, ExpiringKeyRows, Expiry, KeyRows, expires_of, open_rows
+from holdfast.spark_integration.ttl.expiry import EXPIRES, Expiry, KeyRows, expires_of, open_rows
 
 _NUMBERS_PER_VERSION = 1 << 32
 
@@ -126,7 +126,7 @@ class EntryRows:
         columns = [*keys.columns.columns, *own.columns]
         return Keys(keys.hashes, from_columns(columns, self._schema.key, len(keys)))
 
-    def at(self, keys: Keys) -> KeyRows | ExpiringKeyRows:
+    def at(self, keys: Keys) -> KeyRows:
         """Return the rows of whole keys, to read and write."""
         return open_rows(self._transaction, self._schema.name, self._expiry, keys)
 

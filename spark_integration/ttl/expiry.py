@@ -124,26 +124,24 @@ class Expiry:
         return Timers(transaction, self.index).earliest(self.now_ms + 1)
 
 
-class ExpiringKeyRows:
-    """Rows that expire, of a micro-batch's keys, by their own event times if `times`; else as `KeyRows`."""
+class ExpiringKeyRows(KeyRows):
+    """Rows that expire, of a micro-batch's keys, by their own event times if `times`.
+
+    What the index has of deleted rows is out of date, and goes when its time comes.
+    """
 
     def __init__(self, transaction: Transaction, expiry: Expiry, keys: Keys, times: KeyTimes | None = None) -> None:
-        self._rows = KeyRows(transaction, expiry.table, keys)
-        self._transaction = transaction
+        super().__init__(transaction, expiry.table, keys)
         self._expiry = expiry
-        self._keys = keys
         now_ms = np.full(len(keys), expiry.now_ms)
         self._now_ms = now_ms if times is None else np.maximum(now_ms, times.first_ms)
         self._expires_ms = expiry.expires_ms(now_ms if times is None else times.last_ms)
         # A row of the key that expires then or later is in the index, as far as is known.
         self._indexed_from: IntArray = np.full(len(keys), NEVER)
 
-    def __len__(self) -> int:
-        return len(self._keys)
-
     def get(self) -> Found:
         """Return the row of each key; one that has expired is absent."""
-        found = self._rows.get()
+        found = super().get()
         expires_ms = expires_of(found.values)
         self._indexed_from = np.where(found.exists, np.minimum(self._indexed_from, expires_ms), self._indexed_from)
         return _without_expired(found, found.exists & (expires_ms > self._now_ms))
@@ -151,15 +149,12 @@ class ExpiringKeyRows:
     def put(self, values: pa.Table | pa.RecordBatch, rows: IntArray | None = None) -> None:
         """Set the row of every key, or of those at `rows`; each starts its time to live."""
         expires_ms = self._expires_ms if rows is None else self._expires_ms[rows]
-        self._rows.put(values.append_column(EXPIRES, pa.array(expires_ms, mask=expires_ms == NEVER)), rows)
+        super().put(values.append_column(EXPIRES, pa.array(expires_ms, mask=expires_ms == NEVER)), rows)
         rows = np.arange(len(self._keys)) if rows is None else rows
         is_new = self._indexed_from[rows] > expires_ms
         new = rows[is_new]
         self._expiry.place(self._transaction, self._keys.take(new), expires_ms[is_new])
         self._indexed_from[new] = expires_ms[is_new]
-
-    def delete(self, rows: IntArray | None = None) -> None:
-        self._rows.delete(rows)  # what the index has of them is out of date, and goes when its time comes
 
 
 def expiry_of(transaction: Transaction, table: str, ttl_ms: int | None, times: BatchTimes) -> Expiry | None:
@@ -175,7 +170,7 @@ def expiry_of(transaction: Transaction, table: str, ttl_ms: int | None, times: B
 
 def open_rows(
     transaction: Transaction, table: str, expiry: Expiry | None, keys: Keys, times: KeyTimes | None = None
-) -> KeyRows | ExpiringKeyRows:
+) -> KeyRows:
     """Return the rows of some keys of a table, which may expire."""
     return KeyRows(transaction, table, keys) if expiry is None else ExpiringKeyRows(transaction, expiry, keys, times)
 

@@ -14,7 +14,7 @@ from holdfast.backends.run import Keys
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.spark_integration.spark_types import owned
 from holdfast.spark_integration.timers import NO_TIMER, KeyTimers
-from holdfast.spark_integration.ttl.expiry import ExpiringKeyRows, KeyRows
+from holdfast.spark_integration.ttl.expiry import KeyRows
 from holdfast.spark_integration.vectorised.arrays import array_of, rows_where, seen, without_views
 
 _LATEST = np.iinfo(np.int64).max
@@ -29,7 +29,7 @@ class ShardState:
     micro-batch succeeds.
     """
 
-    def __init__(self, rows: KeyRows | ExpiringKeyRows, schema: pa.Schema) -> None:
+    def __init__(self, rows: KeyRows, schema: pa.Schema) -> None:
         self._rows = rows
         self._schema = schema
 

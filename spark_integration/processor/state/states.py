@@ -36,7 +36,7 @@ from holdfast.spark_integration.processor.state.variables import StateVariable
 from holdfast.spark_integration.shard.operator import BatchTimes
 from holdfast.spark_integration.tables.entry_rows import EntryRows, first_number
 from holdfast.spark_integration.timers import is_by_time
-from holdfast.spark_integration.ttl.expiry import ExpiringKeyRows, Expiry, KeyRows, expiry_of, index_of, open_rows
+from holdfast.spark_integration.ttl.expiry import Expiry, KeyRows, expiry_of, index_of, open_rows
 
 _ENTRIES_MAX = 4
 _FIRST_KEYS, _GROWTH = 16, 8
@@ -470,7 +470,7 @@ class ProcessorValueState(ValueState):
 
     def begin(self) -> None:
         self._changed: dict[int, State | None] = {}
-        self._opened: KeyRows | ExpiringKeyRows | None = None
+        self._opened: KeyRows | None = None
         self._stored: list[State | None] | None = None
 
     def drop(self, name: str) -> None:
@@ -504,7 +504,7 @@ class ProcessorValueState(ValueState):
             ]
         return self._stored[at]
 
-    def _open(self) -> KeyRows | ExpiringKeyRows:
+    def _open(self) -> KeyRows:
         return open_rows(self._transaction, self._table, self._expiry, self._slab.keys)
 
     def flush(self) -> None:
