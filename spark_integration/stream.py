@@ -654,7 +654,7 @@ class GroupedStream:
         if initial_state is not None:
             frame, grouping = initial_rows(initial_state, self.df, self.grouping)
             first = exchange.beside_initial_state()
-            begin = InitialState(replace(function, exchange=first, shown_columns=frame.columns))
+            begin = InitialState.of(replace(function, exchange=first, shown_columns=frame.columns))
             function = replace(function, first_exchange=first)
             initial = KeyedRows(frame, grouping.keys, begin, INITIAL_VERSION)
         return Definition(

@@ -271,7 +271,7 @@ class TwsTester:
             self._columns = GroupingColumns(parse_schema(keyStructType))
         self._shard: EmbeddedShard | None = None
         for key, given in initialStatePandas or initialStateRow or []:
-            self._run(self._keys(key, 1), _numbers(1), [given], InitialState)
+            self._run(self._keys(key, 1), _numbers(1), [given], InitialState.of)
 
     def test(self, key: Any, input: list[T.Row]) -> list[T.Row]:  # noqa: A002
         """Run one micro-batch of one key's rows, and then of the timers that are due because of it.

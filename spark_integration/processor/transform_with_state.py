@@ -301,26 +301,17 @@ class TransformWithState:
 
 
 @dataclass(frozen=True)
-class InitialState:
+class InitialState(TransformWithState):
     """The `ShardFunction` of the initial state: ``handleInitialState`` for each row or frame."""
 
-    step: TransformWithState  #: With the columns of the initial rows
-
-    def tables(self) -> Mapping[str, TableSchema]:
-        return self.step.tables()
-
-    def changes(self) -> Mapping[str, ColumnChanges]:
-        return self.step.changes()
-
-    def configuration(self) -> Mapping[str, str]:
-        return self.step.configuration()
-
-    def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
-        self.step.require_restartable(stored, configuration)
+    @classmethod
+    def of(cls, step: TransformWithState) -> InitialState:
+        """Return that of a step with the columns of the initial rows."""
+        return cls(**vars(step))
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
-        calls = _Calls(self.step, batch, transaction)
-        for keys, shown, pieces in self.step.slabs(batch, calls.at_once):
+        calls = _Calls(self, batch, transaction)
+        for keys, shown, pieces in self.slabs(batch, calls.at_once):
             calls.with_initial_state(keys, shown, pieces)
         yield from ()  # what it returns is dropped, as in Spark
         return calls.close()
