@@ -181,7 +181,7 @@ class KeyTimers:
         self, transaction: Transaction, timeout_conf: TimeoutConf, earliest_ms: int | None, *, is_exact: bool = True
     ) -> None:
         self._transaction = transaction
-        self._column = DUE[timeout_conf]
+        self._timeout_conf = timeout_conf
         self._by_due = Timers(transaction, TIMERS_BY_DUE)
         self._earliest_ms = earliest_ms
         self._is_exact = is_exact
@@ -211,7 +211,7 @@ class KeyTimers:
         if len(cleared):
             self._transaction.delete(TIMERS, keys.take(cleared))
         if len(new):
-            self._transaction.put(TIMERS, keys.take(new), pa.table({self._column: pa.array(new_ms[new])}))
+            self._transaction.put(TIMERS, keys.take(new), pa.table({DUE[self._timeout_conf]: pa.array(new_ms[new])}))
             earliest_new_ms = int(new_ms[new].min())
             if self._earliest_ms is None or earliest_new_ms <= self._earliest_ms:
                 self._earliest_ms, self._is_exact = earliest_new_ms, True

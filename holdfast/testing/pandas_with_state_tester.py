@@ -16,11 +16,10 @@ from pyspark.sql.types import Row, StructType
 from holdfast.backends.options import did_you_mean
 from holdfast.backends.run import Keys
 from holdfast.errors import InvalidArgumentError
-from holdfast.mvcc import Transaction
 from holdfast.settings import TimeoutRule
 from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.keyed.frames import FrameFormat
-from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState, ValueState
+from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
 from holdfast.spark_integration.keyed.python_values import RowValues
 from holdfast.spark_integration.shard.operator import STATE_TABLE
 from holdfast.spark_integration.shard.timeout import TimeoutConf
@@ -111,6 +110,7 @@ class PandasWithStateTester:
             shown_keys=[distinct.index(name) for name in names],
             shown_columns=self._input.names,
         )
+        self._values = RowValues(self._step.state)
         self._processing_ms = 0
         self._watermark_ms = 0
         name = getattr(func, "__name__", type(func).__name__)
@@ -178,7 +178,7 @@ class PandasWithStateTester:
     def peekState(self, key: Any) -> tuple[Any, ...] | None:
         """Return the state of a key, which is a value or, for several columns, a tuple; None if it has no state."""
         with self._shard.begin() as transaction:
-            return self._values(transaction).get(self._keys_of(key))[0]
+            return self._values.of_found(transaction.get(STATE_TABLE, self._keys_of(key)))[0]
 
     def peekTimeout(self, key: Any) -> int | None:
         """Return the due time of a key's timeout in ms since 1970, or None."""
@@ -198,17 +198,14 @@ class PandasWithStateTester:
             The value does not fit the state's columns.
         """
         with self._shard.begin() as transaction:
-            self._values(transaction).put(self._keys_of(key), [value])
+            transaction.put(STATE_TABLE, self._keys_of(key), self._values.to_arrow([value]))
             transaction.commit()
 
     def deleteState(self, key: Any) -> None:
         """Remove the state of a key; its timeout stays."""
         with self._shard.begin() as transaction:
-            self._values(transaction).delete(self._keys_of(key))
+            transaction.delete(STATE_TABLE, self._keys_of(key))
             transaction.commit()
-
-    def _values(self, transaction: Transaction) -> ValueState:
-        return ValueState(transaction, STATE_TABLE, RowValues(self._step.state))
 
     def _keys_of(self, key: Any) -> Keys:
         given, places = key if isinstance(key, tuple) else (key,), self._step.shown_keys

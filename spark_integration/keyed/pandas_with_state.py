@@ -52,7 +52,7 @@ from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.tables.restarting import StateFunction
 from holdfast.spark_integration.timers import NO_TIMER, DueTimers, KeyTimers, due_before_ms
 from holdfast.spark_integration.transport.python_stage import rare_full_collections
-from holdfast.spark_integration.ttl.expiry import Expiry, expiry_of, open_rows
+from holdfast.spark_integration.ttl.expiry import KeyRows, expiry_of, open_rows
 
 #: Attributes of Spark's class that are private to it, and used in this module alone.
 PRIVATE = ("_value", "_defined", "_updated", "_removed", "_has_timed_out")
@@ -182,63 +182,23 @@ def _copied(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
-class ValueState:
-    """The values of one state variable in one transaction, converted by `rows`.
-
-    One thread at a time; reads see earlier writes.
-    """
-
-    def __init__(self, transaction: Transaction, table: str, rows: RowValues, expiry: Expiry | None = None) -> None:
-        self._transaction = transaction
-        self._table = table
-        self._rows = rows
-        self._expiry = expiry
-
-    def get(self, keys: Keys) -> list[tuple[Any, ...] | None]:
-        found = open_rows(self._transaction, self._table, self._expiry, keys).get()
-        if found.exists.all():
-            return list(self._rows.to_tuples(found.values))
-        values = self._rows.to_tuples(found.values)
-        return [value if exists else None for value, exists in zip(values, found.exists.tolist(), strict=True)]
-
-    def put(self, keys: Keys, values: Sequence[tuple[Any, ...]]) -> None:
-        """Set the value of each key. Raises `StateValueError`, whose ``row`` is the index in `values`."""
-        if values:
-            open_rows(self._transaction, self._table, self._expiry, keys).put(self._rows.to_arrow(values))
-
-    def delete(self, keys: Keys) -> None:
-        if len(keys):
-            self._transaction.delete(self._table, keys)
-
-
-class NoTimeouts:
-    """Stands in for `Timeouts` in an operator without them."""
-
-    def get(self, keys: Keys) -> IntArray:
-        return np.full(len(keys), NO_TIMER)
-
-    def settle(self, keys: Keys, old_ms: IntArray, set_ms: IntArray, is_written: BoolArray) -> None:
-        """See `Timeouts.settle`."""
-
-    def due(self, before_ms: int, timers_each: int) -> Iterator[DueTimers]:
-        """See `Timeouts.due`."""
-        return iter(())
-
-    def earliest(self, fired_before_ms: int) -> int | None:
-        """See `Timeouts.earliest`."""
-        return None
-
-
-class Timeouts:
+class Timeouts(KeyTimers):
     """The timeouts of all keys of a shard in one micro-batch."""
 
-    def __init__(self, timers: KeyTimers, rule: TimeoutRule) -> None:
-        self._timers = timers
+    def __init__(
+        self,
+        transaction: Transaction,
+        timeout_conf: TimeoutConf,
+        earliest_ms: int | None,
+        rule: TimeoutRule,
+        *,
+        is_exact: bool = True,
+    ) -> None:
+        # An operator without timeouts has none, though it may be called for what expires.
+        super().__init__(
+            transaction, timeout_conf, None if timeout_conf == "NoTimeout" else earliest_ms, is_exact=is_exact
+        )
         self._keeps_untouched = rule == "spark"
-
-    def get(self, keys: Keys) -> IntArray:
-        """Return when each key's timer is due; `NO_TIMER` if it has none."""
-        return self._timers.get(keys)
 
     def settle(self, keys: Keys, old_ms: IntArray, set_ms: IntArray, is_written: BoolArray) -> None:
         """Write the timeouts that calls, one for each key, leave behind.
@@ -247,16 +207,11 @@ class Timeouts:
         returned.
         """
         stays = (set_ms == NO_TIMER) & ~is_written & self._keeps_untouched
-        self._timers.change(keys, old_ms, np.where(stays, old_ms, set_ms))
+        self.change(keys, old_ms, np.where(stays, old_ms, set_ms))
 
-    def due(self, before_ms: int, timers_each: int) -> Iterator[DueTimers]:
-        """Yield the timers now due before `before_ms`, at most `timers_each` at once."""
-        return self._timers.due(before_ms, timers_each)
-
-    def earliest(self, fired_before_ms: int) -> int | None:
-        """Return when the earliest timer is due, after those before `fired_before_ms` have fired."""
+    def earliest(self, none_before_ms: int) -> int | None:
         # Fired timers are gone, so nothing is due before that time, unless the rule keeps them.
-        return self._timers.earliest(NO_TIMER if self._keeps_untouched else fired_before_ms)
+        return super().earliest(NO_TIMER if self._keeps_untouched else none_before_ms)
 
 
 @dataclass(frozen=True)
@@ -320,13 +275,16 @@ class _KeyCalls:
         self.at_once = at_once_of(batch.operator, step.state)
         # Of what an operator with a time to live has left: this one's own state has none.
         self._expiry = expiry_of(transaction, STATE_TABLE, None, times)
-        self._values = ValueState(transaction, STATE_TABLE, RowValues(step.state), self._expiry)
+        self._values = RowValues(step.state)
         self._output = OutputFrames(step.output, step.frame_format, step.rows_each)
         self._fired_before_ms = due_before_ms(step.timeout_conf, times)
-        self._timeouts: Timeouts | NoTimeouts = NoTimeouts()
-        if step.timeout_conf != "NoTimeout":
-            timers = KeyTimers(transaction, step.timeout_conf, times.earliest_timer_ms, is_exact=self._expiry is None)
-            self._timeouts = Timeouts(timers, step.timeout_rule)
+        self._timeouts = Timeouts(
+            transaction,
+            step.timeout_conf,
+            times.earliest_timer_ms,
+            step.timeout_rule,
+            is_exact=self._expiry is None,
+        )
 
     def with_rows(
         self, keys: Keys, shown: pa.Table, chunks: Iterable[Iterator[pd.DataFrame]]
@@ -367,8 +325,10 @@ class _KeyCalls:
         function, output, open_state = self._step.function, self._output, self._states.open
         tuples = key_tuples(shown.select(self._step.shown_keys), self._step.frame_format)
         changes, moved_bytes = _Changes(tuples), self._transaction.measures.moved_bytes
+        rows = open_rows(self._transaction, STATE_TABLE, self._expiry, keys)
+        values = self._values.of_found(rows.get())
         self._counts.keys += len(tuples)
-        for at, (key, frames, value) in enumerate(zip(tuples, chunks, self._values.get(keys), strict=True)):
+        for at, (key, frames, value) in enumerate(zip(tuples, chunks, values, strict=True)):
             state = open_state(value, has_timed_out=has_timed_out)
             try:
                 yield from output.add_all(function(key, frames, state), key)
@@ -376,17 +336,20 @@ class _KeyCalls:
             except Exception as exc:
                 note_key(exc, self._operator, output.failed_key or key)
                 raise
-        self._write(keys, changes, old_timers_ms)
+        self._write(rows, changes)
+        self._timeouts.settle(keys, old_timers_ms, changes.timers_ms, changes.is_written)
         self.at_once.learn(len(keys), self._transaction.measures.moved_bytes - moved_bytes)
 
-    def _write(self, keys: Keys, changes: _Changes, old_timers_ms: IntArray) -> None:
+    def _write(self, rows: KeyRows, changes: _Changes) -> None:
         try:
-            self._values.put(keys.take(np.array(changes.put, np.int64)), changes.values)
+            values = self._values.to_arrow(changes.values)
         except StateValueError as exc:
             note_key(exc, self._operator, changes.keys[changes.put[exc.row]])
             raise
-        self._values.delete(keys.take(np.array(changes.deleted, np.int64)))
-        self._timeouts.settle(keys, old_timers_ms, changes.timers_ms, changes.is_written)
+        if changes.put:
+            rows.put(values, np.array(changes.put))
+        if changes.deleted:
+            rows.delete(np.array(changes.deleted))
 
 
 class _Changes:

@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T  # noqa: N812
 
 from holdfast.backends.arrow.rows import one_chunk, storage_type
+from holdfast.backends.base import Found
 from holdfast.errors import SchemaMismatchError
 from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.spark_types import arrow_schema, require_utf8
@@ -233,6 +234,13 @@ class RowValues:
     def to_tuples(self, batch: pa.RecordBatch | pa.Table) -> list[tuple[Any, ...]]:
         """Return rows as `GroupState.get` gives them; otherwise like `to_columns`."""
         return list(zip(*self.to_columns(batch), strict=True))
+
+    def of_found(self, found: Found) -> list[tuple[Any, ...] | None]:
+        """Return the rows of keys as `to_tuples` does; None for a key without one."""
+        rows = self.to_tuples(found.values)
+        if found.exists.all():
+            return list(rows)
+        return [row if exists else None for row, exists in zip(rows, found.exists.tolist(), strict=True)]
 
     def to_columns(self, batch: pa.RecordBatch | pa.Table) -> list[list[Any]]:
         """Return the columns of rows, perhaps in storage types, as `GroupState.get` returns them.

@@ -300,8 +300,7 @@ class ProcessorMapState(MapState):
             own = self._user_keys.to_arrow([user_key])
         own = take(own.rename_columns(self._entries.own_key_types.names), np.zeros(len(places), np.int64))
         found = self._entries.at(self._entries.keys_of(self._slab.keys.take(places), own)).get()
-        values = self._rows.values.to_tuples(found.values)
-        return [value if exists else None for value, exists in zip(values, found.exists.tolist(), strict=True)]
+        return self._rows.values.of_found(found)
 
     def _keys_of(self, places: Sequence[int], user_keys: Sequence[State]) -> Keys:
         with self._rows.placed(places):
@@ -497,11 +496,7 @@ class ProcessorValueState(ValueState):
             return None if written is None else self._rows.as_read(written)
         if self._stored is None:
             self._opened = self._open()
-            found = self._opened.get()
-            values = self._rows.values.to_tuples(found.values)
-            self._stored = [
-                value if exists else None for value, exists in zip(values, found.exists.tolist(), strict=True)
-            ]
+            self._stored = self._rows.values.of_found(self._opened.get())
         return self._stored[at]
 
     def _open(self) -> KeyRows:
