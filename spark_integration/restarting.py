@@ -51,15 +51,14 @@ class RestartStrategy(ABC):
 
 
 @dataclass(frozen=True)
-class FixedDelay(RestartStrategy):
-    """See `fixed_delay`."""
+class SameDelay(RestartStrategy):
+    """Waits as long after each failure, while it `goes_on`."""
 
-    attempts: int
     seconds: float
+    goes_on: Callable[[Sequence[float]], bool]
 
     def delay_s(self, failures_s: Sequence[float]) -> float | None:
-        """Return the same delay for a number of failures, then None."""
-        return self.seconds if len(failures_s) <= self.attempts else None
+        return self.seconds if self.goes_on(failures_s) else None
 
 
 @dataclass(frozen=True)
@@ -89,20 +88,6 @@ class Exponential(RestartStrategy):
         return delay_s * (1 + self.jitter * (2 * self.chance() - 1))
 
 
-@dataclass(frozen=True)
-class FailureRate(RestartStrategy):
-    """See `failure_rate`."""
-
-    failures: int
-    interval_s: float
-    seconds: float
-
-    def delay_s(self, failures_s: Sequence[float]) -> float | None:
-        """Return the same delay, unless there were too many recent failures."""
-        of_late = sum(failures_s[-1] - one <= self.interval_s for one in failures_s)
-        return self.seconds if of_late <= self.failures else None
-
-
 def fixed_delay(attempts: int = 3, delay_s: float = 10.0) -> RestartStrategy:
     """Return a strategy that restarts a query at most `attempts` times, each time after `delay_s` seconds.
 
@@ -112,7 +97,7 @@ def fixed_delay(attempts: int = 3, delay_s: float = 10.0) -> RestartStrategy:
         A number is out of range.
     """
     _check(attempts=(attempts, 0, FAILURES_MAX - 1), delay_s=(delay_s, 0, None))
-    return FixedDelay(attempts, delay_s)
+    return SameDelay(delay_s, lambda failures_s: len(failures_s) <= attempts)
 
 
 def exponential(
@@ -164,7 +149,7 @@ def failure_rate(failures: int = 3, interval_s: float = 300.0, delay_s: float = 
         A number is out of range.
     """
     _check(failures=(failures, 0, FAILURES_MAX - 1), interval_s=(interval_s, 0, None), delay_s=(delay_s, 0, None))
-    return FailureRate(failures, interval_s, delay_s)
+    return SameDelay(delay_s, lambda of: sum(of[-1] - one <= interval_s for one in of) <= failures)
 
 
 @dataclass(frozen=True)
