@@ -175,7 +175,10 @@ def due_before_ms(timeout_conf: TimeoutConf, times: BatchTimes) -> int:
 
 
 class KeyTimers:
-    """The timers of a shard's keys: none is due before `earliest_ms`, and one exactly then if `is_exact`."""
+    """The timers of a shard's keys: none is due before `earliest_ms`, and one exactly then if `is_exact`.
+
+    With "NoTimeout" there are none, and no tables, though the shard may be called for what expires.
+    """
 
     def __init__(
         self, transaction: Transaction, timeout_conf: TimeoutConf, earliest_ms: int | None, *, is_exact: bool = True
@@ -183,11 +186,13 @@ class KeyTimers:
         self._transaction = transaction
         self._timeout_conf = timeout_conf
         self._by_due = Timers(transaction, TIMERS_BY_DUE)
-        self._earliest_ms = earliest_ms
+        self._earliest_ms = None if timeout_conf == "NoTimeout" else earliest_ms
         self._is_exact = is_exact
 
     @staticmethod
     def tables(key_types: pa.Schema, timeout_conf: TimeoutConf) -> Mapping[str, TableSchema]:
+        if timeout_conf == "NoTimeout":
+            return {}
         by_key = TableSchema.of(TIMERS, key_types, pa.schema([(DUE[timeout_conf], pa.int64())]))
         return {TIMERS: by_key, TIMERS_BY_DUE: timers_schema(TIMERS_BY_DUE, key_types)}
 

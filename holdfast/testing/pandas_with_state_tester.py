@@ -182,8 +182,6 @@ class PandasWithStateTester:
 
     def peekTimeout(self, key: Any) -> int | None:
         """Return the due time of a key's timeout in ms since 1970, or None."""
-        if self._step.timeout_conf == "NoTimeout":
-            return None
         with self._shard.begin() as transaction:
             timers = KeyTimers(transaction, self._step.timeout_conf, self._shard.earliest_timer_ms)
             due_ms = int(timers.get(self._keys_of(key))[0])

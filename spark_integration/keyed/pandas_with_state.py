@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import copy
 import datetime as dt
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
@@ -50,7 +50,7 @@ from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
 from holdfast.spark_integration.shard.timeout import TimeoutConf, timeout_of
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.tables.restarting import StateFunction
-from holdfast.spark_integration.timers import NO_TIMER, DueTimers, KeyTimers, due_before_ms
+from holdfast.spark_integration.timers import NO_TIMER, KeyTimers, due_before_ms
 from holdfast.spark_integration.transport.python_stage import rare_full_collections
 from holdfast.spark_integration.ttl.expiry import KeyRows, expiry_of, open_rows
 
@@ -194,10 +194,7 @@ class Timeouts(KeyTimers):
         *,
         is_exact: bool = True,
     ) -> None:
-        # An operator without timeouts has none, though it may be called for what expires.
-        super().__init__(
-            transaction, timeout_conf, None if timeout_conf == "NoTimeout" else earliest_ms, is_exact=is_exact
-        )
+        super().__init__(transaction, timeout_conf, earliest_ms, is_exact=is_exact)
         self._keeps_untouched = rule == "spark"
 
     def settle(self, keys: Keys, old_ms: IntArray, set_ms: IntArray, is_written: BoolArray) -> None:
@@ -233,10 +230,8 @@ class PandasWithState(StateFunction):
 
     def tables(self) -> Mapping[str, TableSchema]:
         values = arrow_schema(self.state, "stateStructType", keep_not_null=True)
-        state = {STATE_TABLE: TableSchema.of(STATE_TABLE, self.key_types, values)}
-        if self.timeout_conf == "NoTimeout":
-            return state
-        return {**state, **KeyTimers.tables(self.key_types, self.timeout_conf)}
+        state = TableSchema.of(STATE_TABLE, self.key_types, values)
+        return {STATE_TABLE: state, **KeyTimers.tables(self.key_types, self.timeout_conf)}
 
     def changes(self) -> Mapping[str, ColumnChanges]:
         return self.state_changes

@@ -82,8 +82,6 @@ class ArrowWithState(StateFunction):
                 tables[name] = TableSchema.of(name, self.key_types, state.types)
             else:
                 tables |= expiring_tables(name, self.key_types, state.types)
-        if self.time_mode == "None":
-            return tables
         return {**tables, **KeyTimers.tables(self.key_types, TIMEOUT_CONF[self.time_mode])}
 
     def changes(self) -> Mapping[str, ColumnChanges]:
@@ -92,7 +90,7 @@ class ArrowWithState(StateFunction):
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         every_key = batch.keys(self.tables()[next(iter(self.states))])
         keys, shown, groups = group_rows(batch.rows, every_key.columns, every_key.hashes, self.key_types)
-        call = _Call(self, batch, transaction)
+        call = _ArrowCall(self, batch, transaction)
         due, due_ms = call.fire(), np.full(len(keys), NO_TIMER)
         if due is not None:
             keys, groups, due_ms = with_due(keys, groups, due)
@@ -178,7 +176,7 @@ def _columns_named(states: Mapping[str, StateColumns], keys: pa.Table, rows: pa.
         raise
 
 
-class _Call:
+class _ArrowCall:
     """Timers and state tables during one call for one shard."""
 
     def __init__(self, step: ArrowWithState, batch: ShardInput, transaction: Transaction) -> None:
@@ -193,18 +191,16 @@ class _Call:
         }
         self._expiries = {name: expiry for name, expiry in found.items() if expiry is not None}
         self._waking = [expiry for name, expiry in self._expiries.items() if step.states[name].clock == step.time_mode]
-        self._timers: KeyTimers | None = None
-        if step.time_mode != "None":
-            earliest_ms = batch.times.earliest_timer_ms
-            self._timers = KeyTimers(transaction, clock, earliest_ms, is_exact=not self._waking)
+        earliest_ms = batch.times.earliest_timer_ms
+        self._timers = KeyTimers(transaction, clock, earliest_ms, is_exact=not self._waking)
 
     def fire(self) -> DueTimers | None:
         """Remove and return the due timers, or None."""
-        return None if self._timers is None else self._timers.fire(self._due_before_ms)
+        return self._timers.fire(self._due_before_ms)
 
     def shard_timers(self, keys: Keys, due_ms: IntArray) -> ShardTimers | None:
         """Return the timers as these keys see them; None if the operator has none."""
-        return None if self._timers is None else ShardTimers(self._timers, keys, due_ms)
+        return None if self._step.time_mode == "None" else ShardTimers(self._timers, keys, due_ms)
 
     def states(self, keys: Keys, times: KeyTimes | None) -> dict[str, ShardState]:
         """Return the state tables as these keys see them, whose rows have these event times."""
@@ -221,7 +217,7 @@ class _Call:
 
     def earliest_ms(self) -> int | None:
         """Return when Spark must call the shard, with or without rows; None for never."""
-        found = [] if self._timers is None else [self._timers.earliest(NO_TIMER)]
+        found = [self._timers.earliest(NO_TIMER)]
         found += [expiry.earliest(self._transaction) for expiry in self._waking]
         return min((at for at in found if at is not None), default=None)
 
