@@ -25,6 +25,7 @@ from holdfast.backends.arrow.rows import (
     distinct,
     filter_rows,
     from_columns,
+    inverse,
     order_rows,
     rows_of,
     take,
@@ -302,8 +303,7 @@ def _in_order(found: Found, order: IntArray | None) -> Found:
     """Return the result in the order that the keys had before sorting by `order`."""
     if order is None:
         return found
-    places = np.empty(len(order), np.int64)
-    places[order] = np.arange(len(order))
+    places = inverse(order)
     return Found(found.exists[places], take(found.values, places))
 
 

@@ -137,9 +137,7 @@ def take_rows(batches: list[pa.RecordBatch], rows: IntArray) -> pa.Table:
     ]
     if len(parts) == 1:
         return pa.Table.from_batches(parts)
-    places = np.empty(len(rows), np.int64)
-    places[by_holder] = np.arange(len(rows))
-    return pa.Table.from_batches(parts).combine_chunks().take(pa.array(places))
+    return pa.Table.from_batches(parts).combine_chunks().take(pa.array(inverse(by_holder)))
 
 
 def filter_rows(batch: pa.RecordBatch, mask: BoolArray) -> pa.RecordBatch:
@@ -254,6 +252,20 @@ class RowOrder(NamedTuple):
         index[self.rows] = np.cumsum(self.first) - 1
         return index
 
+    def with_stored(self, exists: BoolArray) -> RowOrder:
+        """Return it with the j-th stored row, of the j-th key that `exists`, as row n + j before the key's n rows."""
+        n, stored = len(self.rows), int(exists.sum())
+        if not stored:
+            return self
+        before = np.cumsum(exists)
+        starts = np.flatnonzero(self.first)
+        rows = np.empty(n + stored, np.int64)
+        rows[np.arange(n) + before[np.cumsum(self.first) - 1]] = self.rows
+        rows[starts[exists] + before[exists] - 1] = n + np.arange(stored)
+        first = np.zeros(n + stored, np.bool_)
+        first[starts + before - exists] = True
+        return RowOrder(rows, first)
+
 
 def order_rows(hashes: HashArray, keys: pa.RecordBatch) -> RowOrder:
     """Order rows by (hash, key) and mark where each key begins; sorts hashes, and keys only within a hash."""
@@ -264,6 +276,13 @@ def order_rows(hashes: HashArray, keys: pa.RecordBatch) -> RowOrder:
     if not first.all():
         _order_crowds(rows, first, keys)
     return RowOrder(rows, first)
+
+
+def inverse(order: IntArray) -> IntArray:
+    """Return at which place of an order of all rows each of them stands."""
+    places = np.empty(len(order), np.int64)
+    places[order] = np.arange(len(order))
+    return places
 
 
 def order_numbers(numbers: HashArray) -> IntArray:

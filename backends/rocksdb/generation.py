@@ -39,7 +39,7 @@ import pyarrow as pa
 import xxhash
 from rocksdict import Cache, Rdict
 
-from holdfast.backends.arrow.rows import HashArray, from_columns, take
+from holdfast.backends.arrow.rows import HashArray, from_columns, inverse, take
 from holdfast.backends.base import MAX_HASH, Found, View
 from holdfast.backends.evolution import project
 from holdfast.backends.local.folder_locks import try_lock_alone
@@ -97,8 +97,7 @@ class GenerationView(View):
         found = self._get_sorted(schema, stored, encode_keys(stored.id, keys.hashes, keys.columns), keys.hashes)
         if order is None:
             return found
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
+        place = inverse(order)
         return Found(found.exists[place], take(found.values, place))
 
     def _get_sorted(self, schema: TableSchema, stored: StoredTable, keys: pa.Array, hashes: HashArray) -> Found:

@@ -35,7 +35,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.backends.arrow.rows import RowOrder, normalize_keys, one_chunk, storage_type
+from holdfast.backends.arrow.rows import RowOrder, inverse, normalize_keys, one_chunk, storage_type
 from holdfast.backends.schema import NEW_QUERY, TableSchema
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
@@ -219,9 +219,7 @@ class Picked(Accumulator):
     def reduce(self, groups: Groups, states: Sequence[pa.Array]) -> list[pa.Array]:
         is_set = states[0].is_valid() if self.ignores_nulls else pc.fill_null(states[1], False)
         # Groups keep the order of arrival: the first place that is set, null standing last; or the last one.
-        places = np.empty(len(is_set), np.int64)
-        places[groups.order] = np.arange(len(is_set))
-        at = pc.if_else(is_set, pa.array(places), pa.scalar(None, _INDEX))
+        at = pc.if_else(is_set, pa.array(inverse(groups.order)), pa.scalar(None, _INDEX))
         pick = groups.first if self.which == "first" else groups.last
         return [pick(state, order_by=at) for state in states]
 

@@ -26,7 +26,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructField, StructType
 
-from holdfast.backends.arrow.rows import IntArray, RowOrder, one_chunk, take
+from holdfast.backends.arrow.rows import IntArray, one_chunk, take
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import Transaction
@@ -118,7 +118,7 @@ class Aggregation(OperatorFunction):
         found = transaction.get(STATE_TABLE, keys)
         stored = pa.Table.from_batches([take(found.values, np.flatnonzero(found.exists))])
         parts = pa.concat_tables([received_states(self._state.value, batch.rows), stored])
-        states = reduced(self.accumulators, parts, with_stored(order, found.exists))
+        states = reduced(self.accumulators, parts, order.with_stored(found.exists))
         transaction.put(STATE_TABLE, keys, states)
         if ends is not None:
             new = keys.take(np.flatnonzero(~found.exists))
@@ -144,21 +144,6 @@ class Aggregation(OperatorFunction):
             into_window(columns, self.window.column, self._ends_of(keys))
         columns |= results(self.accumulators, states)
         return conform_output(pa.table(columns), self.output_types, operator)
-
-
-def with_stored(order: RowOrder, exists: np.ndarray) -> RowOrder:
-    """Return the order of rows, each key's stored state (row n + j for the j-th that `exists`) before its rows."""
-    n, states = len(order.rows), int(exists.sum())
-    if not states:
-        return order
-    before = np.cumsum(exists)
-    starts = np.flatnonzero(order.first)
-    rows = np.empty(n + states, np.int64)
-    rows[np.arange(n) + before[np.cumsum(order.first) - 1]] = order.rows
-    rows[starts[exists] + before[exists] - 1] = n + np.arange(states)
-    first = np.zeros(n + states, np.bool_)
-    first[starts + before - exists] = True
-    return RowOrder(rows, first)
 
 
 def into_window(columns: dict[str, pa.Array], name: str, end_us: IntArray) -> None:

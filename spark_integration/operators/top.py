@@ -39,6 +39,7 @@ from holdfast.backends.arrow.rows import (
     IntArray,
     RowOrder,
     from_columns,
+    inverse,
     order_rows,
     storage_type,
     take,
@@ -47,7 +48,6 @@ from holdfast.backends.arrow.rows import (
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration.operators.aggregation import with_stored
 from holdfast.spark_integration.plan.arguments import checked_mode, duration_us
 from holdfast.spark_integration.plan.definition import KeyedRows, operator_plan
 from holdfast.spark_integration.plan.event_time import time_column_of
@@ -163,8 +163,7 @@ class Top(OperatorFunction):
         before = np.zeros(len(source), np.int64)
         before[~is_new] = stored.place[source[~is_new]]
         values = pa.concat_batches([take(stored.values, source[~is_new]), self._state.conform(own, "value")])
-        at = np.empty(len(source), np.int64)
-        at[np.concatenate([np.flatnonzero(~is_new), np.flatnonzero(is_new)])] = np.arange(len(source))
+        at = inverse(np.concatenate([np.flatnonzero(~is_new), np.flatnonzero(is_new)]))
         return _Listed(key[source], place, before, take(values, at))
 
     def _store(self, transaction: Transaction, entries: EntryRows, keys: Keys, stored: _Listed, now: _Listed) -> None:
@@ -259,7 +258,7 @@ class Latest(OperatorFunction):
         found = transaction.get(STATE_TABLE, keys)
         stored = pa.Table.from_batches([take(found.values, np.flatnonzero(found.exists))])
         # Of equal rows, the stored one stands first.
-        newest = self.ranking.newest(with_stored(by_key, found.exists), batch.rows, stored)
+        newest = self.ranking.newest(by_key.with_stored(found.exists), batch.rows, stored)
         new = np.flatnonzero(newest < batch.rows.num_rows)
         if not len(new):
             return

@@ -34,7 +34,7 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
 from pyspark.sql.types import StructType
 
-from holdfast.backends.arrow.rows import IntArray, order_rows
+from holdfast.backends.arrow.rows import IntArray, inverse, order_rows
 from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.evolution import key_changes, value_changes
 from holdfast.backends.run import Keys, TableSchema
@@ -460,8 +460,4 @@ def _distinct(due: DueTimers) -> tuple[Keys, IntArray]:
     order = order_rows(due.keys.hashes, due.keys.columns)
     first_timers = order.rows[order.first]
     ascending = np.argsort(first_timers)
-    place_of = np.empty(len(ascending), np.int64)
-    place_of[ascending] = np.arange(len(ascending))
-    places = np.empty(len(due), np.int64)
-    places[order.rows] = place_of[np.cumsum(order.first) - 1]
-    return due.keys.take(first_timers[ascending]), places
+    return due.keys.take(first_timers[ascending]), inverse(ascending)[order.key_of_row]

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.backends.arrow.rows import IntArray, filter_rows, from_columns, take
+from holdfast.backends.arrow.rows import IntArray, filter_rows, from_columns, inverse, take
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import CorruptionError
 from holdfast.mvcc import Transaction
@@ -97,8 +97,7 @@ class EntryRows:
         if not len(keys):
             return
         sorted_keys = Run.build(self._prefix, keys, None)
-        place_of = np.empty(len(keys), np.int64)
-        place_of[sorted_keys.find(keys)] = np.arange(len(keys))
+        place_of = inverse(sorted_keys.find(keys))
         share_hashes = bool((sorted_keys.hashes[1:] == sorted_keys.hashes[:-1]).any())
         width = len(self._prefix.key)
         for run in self._transaction.scan_prefix(self._schema.name, keys):
