@@ -64,16 +64,10 @@ from holdfast.spark_integration.processor.state.variables import StateVariable
 from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput
 from holdfast.spark_integration.shard.timeout import TimeMode
 from holdfast.spark_integration.tables.entry_rows import EntryRows
-from holdfast.spark_integration.tables.restarting import (
-    described,
-    no_longer_null,
-    renamed_fields,
-    require_same_api,
-    unconsented,
-)
+from holdfast.spark_integration.tables.restarting import described, misread_columns, require_same_api
 from holdfast.spark_integration.timers import TIMERS, DueTimers, KeysAtOnce, timers_schema
 from holdfast.spark_integration.transport.python_stage import rare_full_collections
-from holdfast.spark_integration.ttl.expiry import EXPIRES, index_of
+from holdfast.spark_integration.ttl.expiry import index_of
 
 _CONTAINERS = (dict, list, set, bytearray)
 _ABSENT = object()
@@ -123,7 +117,7 @@ def require_readable_values(variable: StateVariable, declared: TableSchema, stor
     """Check that a variable's stored values can be read as its new declaration says. Raises `SchemaMismatchError`."""
     if declared.name not in stored.held:
         return
-    live, latest = stored.live[declared.name], stored.latest[declared.name]
+    live = stored.live[declared.name]
     if key_changes(live, declared):
         _refuse(
             "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE",
@@ -132,23 +126,17 @@ def require_readable_values(variable: StateVariable, declared: TableSchema, stor
             stored=described(live.key),
             asked=described(declared.key),
         )
-    why = [
-        *value_changes(live, declared),
-        # If no column can be a renamed one, Spark asks nothing.
-        *unconsented(live, latest, declared, variable.name, only_fitting=True),
-        *renamed_fields(live.value, latest.value, declared.value),
-        *no_longer_null(live, declared),
-    ]
-    if (EXPIRES in live.value.names) and (EXPIRES in declared.value.names):
-        was_ours, is_ours = index_of(declared.name) in stored.held, variable.ttl_ms is not None
-        why += [f"{EXPIRES}: a column of the user's and the time to live"] if was_ours != is_ours else []
+    # If no column can be a renamed one, Spark asks nothing.
+    has_ttl = variable.ttl_ms is not None
+    why = value_changes(live, declared)
+    why += misread_columns(stored, declared, variable.name, has_ttl=has_ttl, only_fitting=True)
     if why:
         _refuse(
             "STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION",
             f"Schema evolution is not possible: stored values of {variable.what} cannot be read as it declares them "
             f"({'; '.join(why)}): columns that may be null can be added, columns removed, and numbers widened. Declare "
             f"the stored columns, give the variable another name, {NEW_QUERY}",
-            stored=described(latest.value),
+            stored=described(stored.latest[declared.name].value),
             asked=described(declared.value),
         )
 

@@ -67,7 +67,7 @@ def require_readable_tables(stored: StoredTables, declared: Mapping[str, TableSc
 
 
 def _require_readable(stored: StoredTables, declared: Mapping[str, TableSchema], name: str, within: str | None) -> None:
-    live, latest, table = stored.live[name], stored.latest[name], declared[name]
+    live, table = stored.live[name], declared[name]
     keys = key_changes(live, table)
     if keys:
         raise SchemaMismatchError(
@@ -78,28 +78,37 @@ def _require_readable(stored: StoredTables, declared: Mapping[str, TableSchema],
             stored=described(live.key),
             declared=described(table.key),
         )
-    why = [
-        *(f"{change}: its stored values cannot be read so" for change in value_changes(live, table, exact=True)),
-        *unconsented(live, latest, table, within),
-        *renamed_fields(live.value, latest.value, table.value),
-        *no_longer_null(live, table),
-    ]
-    if EXPIRES in live.value.names and EXPIRES in table.value.names:
-        is_mixed = (index_of(name) in stored.held) != (index_of(name) in declared)
-        why += [f"{EXPIRES}: a column of the user's and the time to live"] if is_mixed else []
+    why = [f"{change}: its stored values cannot be read so" for change in value_changes(live, table, exact=True)]
+    why += misread_columns(stored, table, within, has_ttl=index_of(name) in declared)
     if why:
         raise SchemaMismatchError(
             f"stored state cannot be read with the columns that the operator declares ({'; '.join(why)}). Declare the "
             "stored columns and types, or wider ones; give a column of another type another name; migrate the state "
             f"by savepoints.restore(…, migrate=…); {NEW_QUERY}",
             table=name,
-            stored=described(latest.value),
+            stored=described(stored.latest[name].value),
             declared=described(table.value),
         )
 
 
-def unconsented(
-    live: TableSchema, latest: TableSchema, declared: TableSchema, within: str | None, *, only_fitting: bool = False
+def misread_columns(
+    stored: StoredTables, declared: TableSchema, within: str | None, *, has_ttl: bool, only_fitting: bool = False
+) -> list[str]:
+    """Explain which stored values would be lost, or taken for others, though each type can be read as declared."""
+    live, latest = stored.live[declared.name], stored.latest[declared.name]
+    why = [
+        *_unconsented(live, latest, declared, within, only_fitting=only_fitting),
+        *_renamed_fields(live.value, latest.value, declared.value),
+        *_no_longer_null(live, declared),
+    ]
+    if EXPIRES in live.value.names and EXPIRES in declared.value.names:
+        had_ttl = index_of(declared.name) in stored.held
+        why += [f"{EXPIRES}: a column of the user's and the time to live"] if had_ttl != has_ttl else []
+    return why
+
+
+def _unconsented(
+    live: TableSchema, latest: TableSchema, declared: TableSchema, within: str | None, *, only_fitting: bool
 ) -> list[str]:
     """Explain how to rename, drop or hide columns of `latest` that a start leaves out while it adds others."""
     known, now = {field.name: field.type for field in live.value}, set(declared.value.names)
@@ -122,7 +131,7 @@ def _spelled(changes: dict[str, object], within: str | None) -> str:
     return f"stateChanges={changes if within is None else {within: changes}}"
 
 
-def renamed_fields(held: _Fields, latest: _Fields, declared: _Fields, within: str = "") -> list[str]:
+def _renamed_fields(held: _Fields, latest: _Fields, declared: _Fields, within: str = "") -> list[str]:
     """Return nested fields that look renamed: one is missing, a new one has a fitting type."""
     was_held, was, now = ({field.name: field.type for field in fields} for fields in (held, latest, declared))
     gone = [name for name in was if name not in now]
@@ -136,7 +145,7 @@ def renamed_fields(held: _Fields, latest: _Fields, declared: _Fields, within: st
     ]
     for name in was.keys() & was_held.keys() & now.keys():
         inner = [_fields_in(types[name]) for types in (was_held, was, now)]
-        found += renamed_fields(inner[0], inner[1], inner[2], f"{within}{name}.")
+        found += _renamed_fields(inner[0], inner[1], inner[2], f"{within}{name}.")
     return found
 
 
@@ -149,7 +158,7 @@ def _fields_in(t: pa.DataType) -> list[pa.Field]:
     return _fields_in(t.value_type) if pa.types.is_large_list(t) else []
 
 
-def no_longer_null(live: TableSchema, declared: TableSchema) -> list[str]:
+def _no_longer_null(live: TableSchema, declared: TableSchema) -> list[str]:
     """Return the columns that the operator declares NOT NULL and in which stored rows may have nulls."""
     return [
         f"{name.partition('.')[2]}: it is NOT NULL, and rows may be stored that have null there; declare it nullable"
