@@ -81,19 +81,14 @@ require_supported(pyspark.__version__)
 _SPARK = minor_version(pyspark.__version__)
 
 
-def arrow_limit(spark_version: str) -> int | None:
-    """Return the first major version of pyarrow on which this Spark's ``applyInPandasWithState`` fails."""
-    numbers = tuple(int(number) for number in re.findall(r"\d+", spark_version)[:3])
-    return 26 if (4, 0) <= numbers < (4, 0, 5) or (4, 1) <= numbers < (4, 1, 4) else None
-
-
 def require_fitting_arrow(arrow_version: str, spark_version: str = pyspark.__version__) -> None:
     """Refuse a pyarrow on which this Spark's stateful operator fails in the first micro-batch."""
-    limit = arrow_limit(spark_version)
-    if limit is not None and minor_version(arrow_version)[0] >= limit:
+    spark = tuple(int(number) for number in re.findall(r"\d+", spark_version)[:3])
+    fails_from_26 = (4, 0) <= spark < (4, 0, 5) or (4, 1) <= spark < (4, 1, 4)
+    if fails_from_26 and minor_version(arrow_version)[0] >= 26:
         raise InvalidArgumentError(
             f"Spark {spark_version} cannot run applyInPandasWithState, which holdfast builds on, with pyarrow "
-            f"{arrow_version}: install 'pyarrow<{limit}' on the driver and the executors, or Spark 4.0.5, "
+            f"{arrow_version}: install 'pyarrow<26' on the driver and the executors, or Spark 4.0.5, "
             "4.1.4 or newer"
         )
 
