@@ -68,7 +68,7 @@ _T = TypeVar("_T")
 _VERSIONS, _READ = "versions", "database-read"
 
 
-class _Shards(NamedTuple):
+class _ShardCounts(NamedTuple):
     """How many shards an executor has, and how many of their databases were ever read."""
 
     number: int
@@ -76,7 +76,7 @@ class _Shards(NamedTuple):
 
 
 #: Counts by executor directory and depth of its shards, with the modification times of the folders above the shards.
-_COUNTED: dict[tuple[Path, int], tuple[_Shards, dict[str, int]]] = {}
+_COUNTED: dict[tuple[Path, int], tuple[_ShardCounts, dict[str, int]]] = {}
 #: A second change within this time may leave a folder's modification time unchanged.
 _TICK_MS = 2_000
 
@@ -227,9 +227,9 @@ class RocksDBBackend(FilesystemBackend):
         shards = self._shards()
         return self._rocksdb.memory_bytes // shards.number // 2 * shards.read
 
-    def _shards(self) -> _Shards:
+    def _shards(self) -> _ShardCounts:
         if not self.directory.is_relative_to(self.executor_directory):  # being taken over
-            return _Shards(1, 1)
+            return _ShardCounts(1, 1)
         return _shards_below(self.executor_directory, len(self.directory.relative_to(self.executor_directory).parts))
 
     def _note_reading(self) -> None:
@@ -399,7 +399,7 @@ class _LockedView(GenerationView):
         self._lock.close()
 
 
-def _shards_below(root: Path, depth: int) -> _Shards:
+def _shards_below(root: Path, depth: int) -> _ShardCounts:
     """Count the shards at a depth below `root`; every call needs the count, so it is cached until a folder changes."""
     known = _COUNTED.pop((root, depth), None)
     if known is not None:
@@ -417,7 +417,7 @@ def _shards_below(root: Path, depth: int) -> _Shards:
                 folders[folder] = modified_ns
         level = below
     shards = [folder for folder in level if os.path.lexists(f"{folder}/{_VERSIONS}")]
-    found = _Shards(max(1, len(shards)), sum(os.path.lexists(f"{folder}/{_READ}") for folder in shards))
+    found = _ShardCounts(max(1, len(shards)), sum(os.path.lexists(f"{folder}/{_READ}") for folder in shards))
     if folders and max(folders.values()) // 1_000_000 < now_ms - _TICK_MS:
         _COUNTED[root, depth] = found, folders
     return found
