@@ -112,12 +112,11 @@ class FetchedKeys:
 
 
 class SlabEntries:
-    """Windows of one variable's entries. `limit_bytes`: what a window may hold."""
+    """Windows of one variable's entries, of `SLAB_BYTES` at most."""
 
-    def __init__(self, rows: EntryRows, slab: CalledSlab, limit_bytes: int = SLAB_BYTES) -> None:
+    def __init__(self, rows: EntryRows, slab: CalledSlab) -> None:
         self._rows = rows
         self._slab = slab
-        self._limit_bytes = limit_bytes
         self._keys = SLAB_KEYS
         self._passed = range(0)
 
@@ -158,7 +157,7 @@ class SlabEntries:
         for part in self._rows.scan(keys):
             parts.append(part)
             size_bytes += part.size_bytes
-            if size_bytes > self._limit_bytes:
+            if size_bytes > SLAB_BYTES:
                 return None
         if not parts:
             places: IntArray = np.empty(0, np.int64)

@@ -226,7 +226,7 @@ def test_a_processor_does_as_dicts_do(
     """Reads see writes, timers and TTL go by the clock, failed attempts leave nothing, and restarts lose nothing."""
     for module in (slabs, timers, slab_module):
         monkeypatch.setattr(module, "SLAB_KEYS", slab[0])
-    monkeypatch.setattr(slab_module.SlabEntries.__init__, "__defaults__", (slab[1],))
+    monkeypatch.setattr(slab_module, "SLAB_BYTES", slab[1])
 
     @given(st.lists(micro_batches, max_size=8))
     def check(script: list[MicroBatch]) -> None:

@@ -50,7 +50,7 @@ def everything(states: Any, *_: Any) -> Any:
 @pytest.mark.parametrize("kind", ["list", "map"])
 def test_what_was_fetched_for_keys_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """A slab has up to 20,000 keys: all of their lists or maps at once may be more than a worker's memory."""
-    monkeypatch.setattr(slab_module.SlabEntries.__init__, "__defaults__", (1 << 20,))
+    monkeypatch.setattr(slab_module, "SLAB_BYTES", 1 << 20)
     text = columns(text=StringType())
 
     def declare(handle: Any) -> Any:
@@ -116,7 +116,7 @@ def _use_large_state(directory: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["list", "map"])
 def test_keys_called_in_turns_bring_no_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """After a pause several timers of each key are due: 32 MiB for each call of one would take hours."""
-    monkeypatch.setattr(slab_module.SlabEntries.__init__, "__defaults__", (10_000,))
+    monkeypatch.setattr(slab_module, "SLAB_BYTES", 10_000)
     text = columns(text=StringType())
     fetch, fetched = slab_module.SlabEntries.fetch, []
 
@@ -163,7 +163,7 @@ def test_how_much_is_fetched_at_once_makes_no_difference(
     """Slabs of few keys, windows of a slab, and single lists and maps that are too large to fetch."""
     monkeypatch.setattr(slabs, "SLAB_KEYS", slab_keys)
     monkeypatch.setattr(states_module, "_READ_AT_ONCE", 3)
-    monkeypatch.setattr(slab_module.SlabEntries.__init__, "__defaults__", (limit_bytes,))
+    monkeypatch.setattr(slab_module, "SLAB_BYTES", limit_bytes)
     shard = ProcessorShard(tmp_path / "shard", Scripted(declare_all))
     keys = [f"k{i}" for i in range(9)]
 
