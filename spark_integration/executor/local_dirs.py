@@ -34,6 +34,7 @@ import shutil
 import stat
 import tempfile
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import xxhash
@@ -52,7 +53,6 @@ _EXECUTOR = "executor-"
 # Spark gives workers the directories of the executor's own blocks, and deletes those when the executor ends.
 _SPARK_BLOCKS = "blockmgr-"
 _log = logging.getLogger(__name__)
-_warned: set[str] = set()
 LOCK_NAME = "state-server.lock"
 LOG_KEPT_MS = 7 * 24 * 60 * 60_000
 _SOCKET_PATH_LIMIT = 100
@@ -107,10 +107,9 @@ def temporary_directory() -> Path:
         ) from exc
 
 
+@cache
 def _warn_once(message: str) -> None:
-    if message not in _warned:
-        _warned.add(message)
-        _log.warning(message)
+    _log.warning(message)
 
 
 def private_directory(path: Path) -> Path:

@@ -34,7 +34,7 @@ class Usage(NamedTuple):
 def own_temporary_directory(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path_factory.mktemp("tmp")
     monkeypatch.setattr(tempfile, "tempdir", str(path))
-    monkeypatch.setattr(local_dirs, "_warned", set())
+    local_dirs._warn_once.cache_clear()
     return path
 
 
