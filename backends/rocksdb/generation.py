@@ -168,7 +168,6 @@ class GenerationView(View):
         self._database = None
 
     def _read(self, read: Callable[[Rdict], _T]) -> _T:
-        """Call `read` on the open database."""
         with rocksdb_errors(self._folder):
             return read(self._open())
 

@@ -188,7 +188,6 @@ class _Limits(NamedTuple):
 
 
 def _limits() -> _Limits:
-    """Return the limits on kept files."""
     (descriptors, _), (addresses, _) = map(resource.getrlimit, (resource.RLIMIT_NOFILE, resource.RLIMIT_AS))
     files = MOST_KEPT if descriptors == resource.RLIM_INFINITY else min(MOST_KEPT, descriptors // (2 * _SHARE))
     return _Limits(files, math.inf if addresses == resource.RLIM_INFINITY else addresses // _SHARE)

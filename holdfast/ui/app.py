@@ -236,7 +236,6 @@ class _Look:
         return self.card.health.committed if self.card else None
 
     def render(self, template: str, **shown: Any) -> str:
-        """Return the page."""
         about = {"directory": self.directory, "dated": self.dated, "operator": self.operator, "card": self.card}
         return render_template(template, **about, **shown)
 

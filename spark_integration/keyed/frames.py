@@ -367,7 +367,6 @@ class _AlikeFrames:
 
     @property
     def are_of_arrow(self) -> bool:
-        """Whether any column is backed by Arrow."""
         return any(_is_of_arrow(column) for column in self._arrays())
 
     def add(self, blocks: list[Array], start: int, size: int, key: tuple[Any, ...]) -> None:
@@ -380,7 +379,6 @@ class _AlikeFrames:
             self._gather()
 
     def halves(self) -> Iterator[_AlikeFrames]:
-        """Yield the first half of the frames, then the second."""
         columns, middle = self._arrays(), len(self.keys) // 2
         row = sum(self._sizes[:middle])
         for some, rows in ((slice(middle), slice(row)), (slice(middle, None), slice(row, None))):

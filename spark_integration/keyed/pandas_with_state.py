@@ -284,7 +284,6 @@ class _KeyCalls:
     def with_rows(
         self, keys: Keys, shown: pa.Table, chunks: Iterable[Iterator[pd.DataFrame]]
     ) -> Iterator[pa.RecordBatch]:
-        """Call the function for keys with rows."""
         return self._call_each(keys, shown, chunks, self._timeouts.get(keys), has_timed_out=False)
 
     def timed_out(self, empty_frames: Callable[[int], Iterator[pd.DataFrame]]) -> Iterator[pa.RecordBatch]:

@@ -301,7 +301,6 @@ class JoinableStream:
 
 
 def _stream_of(other: object) -> DataFrame:
-    """Return the right side of a join."""
     if not isinstance(other, JoinableStream):
         raise InvalidArgumentError(
             "a join takes another stream: join(holdfast.stream(other), on=…)", given=type(other).__name__

@@ -343,7 +343,6 @@ class _Calls:
         self._in_phase(INITIALIZED)
 
     def with_rows(self, keys: Keys, shown: list[KeyTuple], pieces: Iterable[Iterator[Any]]) -> Iterator[pa.RecordBatch]:
-        """Call the processor for keys with rows."""
         call, times, add_all, slab = self._processor.handleInputRows, self._times, self._output.add_all, self._slab
         self._begin(keys)
         self._counts.keys += len(shown)
@@ -357,7 +356,6 @@ class _Calls:
         self._flush(shown)
 
     def with_initial_state(self, keys: Keys, shown: list[KeyTuple], pieces: Iterable[Iterator[Any]]) -> None:
-        """Call the processor for keys with initial rows."""
         self._begin(keys)
         for at, (key, rows) in enumerate(zip(shown, pieces, strict=True)):
             self._slab.enter(at)

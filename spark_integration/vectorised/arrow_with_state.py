@@ -211,7 +211,6 @@ class _ArrowCall:
         return ShardState(open_rows(self._transaction, name, self._expiries.get(name), keys, times), state.types)
 
     def evict(self) -> None:
-        """Remove the state that has expired."""
         for expiry in self._expiries.values():
             expiry.evict(self._transaction)
 
