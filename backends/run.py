@@ -67,7 +67,7 @@ class Run:
         if deleted is None:
             deleted = np.full(n, values is None)
         if values is None:
-            values = _null_rows(schema.value, n)
+            values = arrow_rows.null_rows(schema.value, n)
         elif deleted.any():
             values = take(values, pa.array(np.arange(n), mask=deleted))
         columns = [pa.array(keys.hashes), pa.array(deleted), *keys.columns.columns, *values.columns]
@@ -250,10 +250,6 @@ def schema_of(columns: pa.Schema, held: TableSchema, *, source: str) -> TableSch
         raise CorruptionError(f"{source} holds no readable run: its columns are not those of a run", table=held.name)
     require_readable(own, held, source=source)
     return own
-
-
-def _null_rows(schema: pa.Schema, n: int) -> pa.RecordBatch:
-    return arrow_rows.from_columns([pa.nulls(n, f.type) for f in schema], schema, n)
 
 
 def _newest(batch: pa.RecordBatch, keys: Keys) -> pa.RecordBatch:

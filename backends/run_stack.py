@@ -26,6 +26,7 @@ from holdfast.backends.arrow.rows import (
     filter_rows,
     from_columns,
     inverse,
+    null_rows,
     order_rows,
     rows_of,
     take,
@@ -313,7 +314,7 @@ def _placed(hits: list[tuple[IntArray, pa.RecordBatch]], n: int, order: IntArray
         return Found(np.ones(n, np.bool_), hits[0][1])
     exists = np.zeros(n, np.bool_)
     if not hits:
-        return Found(exists, from_columns([pa.nulls(n, f.type) for f in schema.value], schema.value, n))
+        return Found(exists, null_rows(schema.value, n))
     chosen = np.concatenate([wanted for wanted, _ in hits])
     chosen = chosen if order is None else order[chosen]
     exists[chosen] = True

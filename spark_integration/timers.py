@@ -123,7 +123,7 @@ class Timers:
         if first_ms < before_ms:
             for run in self._transaction.scan(self._table, _bound(first_ms), _bound(before_ms - 1)):
                 for chunk in run.chunks(timers_each, run.size_bytes + 1):
-                    yield _timers(chunk)
+                    yield DueTimers(Keys(hashes_of_keys(chunk), chunk.keys), _to_ms(chunk.hashes))
 
     def taken(self, first_ms: int, before_ms: int) -> Iterator[DueTimers]:
         """Remove and yield timers due in [first_ms, before_ms), earliest first, with as many keys as fit at once.
@@ -148,10 +148,6 @@ class Timers:
                     return first_due_ms(run)
             start, width = end + 1, width * _RANGE_GROWTH
         return None
-
-
-def _timers(run: Run) -> DueTimers:
-    return DueTimers(Keys(hashes_of_keys(run), run.keys), _to_ms(run.hashes))
 
 
 def _bound(time_ms: int) -> int:

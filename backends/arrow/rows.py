@@ -153,6 +153,11 @@ def from_columns(columns: list[pa.Array], schema: pa.Schema, num_rows: int) -> p
     return pa.RecordBatch.from_struct_array(marker).replace_schema_metadata(schema.metadata)
 
 
+def null_rows(schema: pa.Schema, n: int) -> pa.RecordBatch:
+    """Return `n` rows of nulls."""
+    return from_columns([pa.nulls(n, field.type) for field in schema], schema, n)
+
+
 def normalize_keys(column: pa.Array) -> pa.Array:
     """Normalize a key column like Spark's ``NormalizeFloatingNumbers``: -0.0 becomes 0.0, every NaN the same NaN."""
     t = column.type

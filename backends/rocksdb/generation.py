@@ -39,9 +39,8 @@ import pyarrow as pa
 import xxhash
 from rocksdict import Cache, Rdict
 
-from holdfast.backends.arrow.rows import HashArray, from_columns, inverse, take
+from holdfast.backends.arrow.rows import HashArray, inverse, null_rows, take
 from holdfast.backends.base import MAX_HASH, Found, View
-from holdfast.backends.evolution import project
 from holdfast.backends.local.folder_locks import try_lock_alone
 from holdfast.backends.local.page_cache import MappedFile
 from holdfast.backends.local_files import list_folder, lock_folder, reading, writing
@@ -90,8 +89,7 @@ class GenerationView(View):
     def get(self, table: str, keys: Keys) -> Found:
         schema, stored = self._table(table)
         if stored is None or not len(keys):
-            nothing = project(from_columns([], pa.schema([]), len(keys)), schema.value)
-            return Found(np.zeros(len(keys), np.bool_), nothing)
+            return Found(np.zeros(len(keys), np.bool_), null_rows(schema.value, len(keys)))
         order = None if keys.is_sorted else np.argsort(keys.hashes, kind="stable")
         keys = keys if order is None else keys.take(order)
         found = self._get_sorted(schema, stored, encode_keys(stored.id, keys.hashes, keys.columns), keys.hashes)

@@ -38,8 +38,8 @@ from holdfast.backends.arrow.rows import (
     BoolArray,
     IntArray,
     RowOrder,
-    from_columns,
     inverse,
+    null_rows,
     order_rows,
     storage_type,
     take,
@@ -205,11 +205,10 @@ class _Listed:
     def of(cls, entries: Iterable[Entries], schema: TableSchema) -> Self:
         """Return stored rows."""
         found = list(entries)
-        empty = from_columns([pa.nulls(0, field.type) for field in schema.value], schema.value, 0)
         places = [some.own_keys.column(0).to_numpy().astype(np.int64) for some in found]
         place = np.concatenate([np.zeros(0, np.int64), *places])
         key = np.concatenate([np.zeros(0, np.int64), *(some.places for some in found)])
-        return cls(key, place, place, pa.concat_batches([empty, *(some.values for some in found)]))
+        return cls(key, place, place, pa.concat_batches([null_rows(schema.value, 0), *(some.values for some in found)]))
 
     def whole_keys(self, entries: EntryRows, keys: Keys, rows: IntArray) -> Keys:
         """Return the keys under which some of them are stored."""
