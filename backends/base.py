@@ -142,7 +142,7 @@ class View(ABC):
     @property
     @abstractmethod
     def properties(self) -> Mapping[str, Any]:
-        """The JSON values passed to `Backend.apply` or `Backend.load` for this version, on whatever machine."""
+        """The JSON values passed to `Backend.apply` or `Backend.load` when this version was made, on any machine."""
 
     @abstractmethod
     def get(self, table: str, keys: Keys) -> Found:

@@ -222,7 +222,7 @@ def write_stretches(
 def read_stretches(
     section: pa.Buffer, schema: TableSchema, *, source: str, trusted: bool = False, plain_bytes: int | None = None
 ) -> list[Run]:
-    """Read the runs that `write_stretches` wrote, with the columns at the time; see `Run.read`."""
+    """Read the runs that `write_stretches` wrote, with their original columns; see `Run.read`."""
     own = schema
 
     def accept(columns: pa.Schema) -> None:

@@ -309,7 +309,7 @@ def _in_order(found: Found, order: IntArray | None) -> Found:
 
 
 def _placed(hits: list[tuple[IntArray, pa.RecordBatch]], n: int, order: IntArray | None, schema: TableSchema) -> Found:
-    """Return a look-up's result: `hits` are values at sorted positions, which `order` maps to the original ones."""
+    """Assemble a look-up's result from `hits`, whose positions `order` maps to the keys' original order."""
     if len(hits) == 1 and order is None and len(hits[0][0]) == n:
         return Found(np.ones(n, np.bool_), hits[0][1])
     exists = np.zeros(n, np.bool_)
@@ -326,7 +326,7 @@ def _placed(hits: list[tuple[IntArray, pa.RecordBatch]], n: int, order: IntArray
 
 
 def first_to_merge(sizes_bytes: Sequence[int], limit_bytes: int | None = None) -> int:
-    """Return the oldest run to merge with all newer runs; sizes are oldest first, the last index means no merge."""
+    """Return the oldest run to merge with all newer runs, given sizes oldest first; the last index means no merge."""
     start = _first_of_stretch(sizes_bytes)
     total_bytes = sum(sizes_bytes[start:])
     if limit_bytes is None or total_bytes <= limit_bytes:

@@ -59,12 +59,12 @@ class TableSchema:
 
     @classmethod
     def of_sides(cls, name: str, key: pa.Schema, value: pa.Schema) -> TableSchema:
-        """Return the schema whose `sides` are these columns."""
+        """Return the schema with these `sides`."""
         return cls(name, _nullable(key), _nullable(value), _not_null(key, KEY_SIDE) | _not_null(value, VALUE_SIDE))
 
     @classmethod
     def of_columns(cls, name: str, columns: pa.Schema) -> TableSchema:
-        """Return the schema whose `columns` these are."""
+        """Return the schema with these `columns`."""
         sides = [
             pa.schema([f.with_name(f.name.removeprefix(side)) for f in columns if f.name.startswith(side)])
             for side in (KEY_SIDE, VALUE_SIDE)

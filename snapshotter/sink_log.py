@@ -189,7 +189,7 @@ class SinkLog:
         """Return whether a query may be the writer of a damaged log, by its newest whole entry and decision.
 
         Two newer entries without a query id may belong to any query, which began and decided. One such entry may belong
-        to a restored query, which replaces the last query or another query restored from it. An ended query is none.
+        to a restored query, which replaces the last query or another one restored from it. Ended queries cannot write.
         """
         oldest = nameless = 0
         may_continue = False

@@ -238,7 +238,7 @@ class CacheShare:
     def share_out(self, budget_bytes: int) -> None:
         """Take an equal share of a budget, or what others leave of it. Cost: one listing if no process came or went.
 
-        If another process is doing the same, wait for the next call.
+        If another process is doing the same, keep the share until the next call.
         """
         if self._seen == (budget_bytes, list_folder(self._home)):
             return

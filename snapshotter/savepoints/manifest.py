@@ -124,7 +124,7 @@ class SavedOperator(Stored):
 
     name: Annotated[str, NAME]  #: The operator's name in the query; see `is_unnamed`
     number: int  #: Number of Spark's operator in the query, from 0
-    host: Annotated[str, NAME]  #: Name of the operator of Spark that called this operator
+    host: Annotated[str, NAME]  #: Name of Spark's operator that called this operator
     has_timeout: bool  #: Whether Spark's operator keeps a timeout with each row
     shards: Annotated[int, range(1, SHARDS_LIMIT)]
     #: With all columns that rows may have; `TableSchema.not_null` lists the columns without nulls
@@ -213,7 +213,7 @@ class SavedSource(Stored):
 
 @dataclass(frozen=True)
 class PlannedBatch(Stored):
-    """The micro-batch that Spark had planned next; `sources` has only the logs that the savepoint lacks otherwise."""
+    """The micro-batch that Spark had planned next; `sources` adds only the logs that the savepoint otherwise lacks."""
 
     offsets_version: _OffsetsVersion
     batch: _Line
@@ -389,7 +389,7 @@ def require_sinks(storage: ObjectStorage, query: SavedQuery) -> None:
 
 
 def continue_sinks(storage: ObjectStorage, query: SavedQuery, query_id: str, driver: str) -> None:
-    """Hand the saved query's sinks to a restored query; ends the saved query for good. Raises as `require_sinks`."""
+    """Hand a saved query's sinks to a restored query, and end the saved one for good; raises as `require_sinks`."""
     for saved in query.sinks:
         log = SinkLog(storage, saved.sink)
         for _ in looks(storage.url):

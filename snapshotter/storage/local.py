@@ -120,7 +120,7 @@ class LocalStorage(SizedStorage):
             with translated("delete", self.url, key), _UNLESS_GONE, self._folder(tuple(folder)) as at:
                 try:
                     os.unlink(name, dir_fd=at)
-                except (IsADirectoryError, PermissionError):  # for a folder, which is no object; EPERM outside Linux
+                except (IsADirectoryError, PermissionError):  # a folder, which is not an object; EPERM outside Linux
                     if not stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
                         raise
 

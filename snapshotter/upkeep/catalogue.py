@@ -53,7 +53,7 @@ from holdfast.snapshotter.upkeep.troubles import NAME as TROUBLE_NAME
 
 _SHARD = re.compile(r"shard-([0-9]{4}|[1-9][0-9]{4,8})")
 _RESCALED = re.compile(rf"({RESCALING}/[0-9a-f-]{{36}})/(savepoint|(?:sources|operators)/.+)")
-#: A savepoint's manifest, below the savepoint.
+#: Key of a savepoint's manifest, below the savepoint.
 _MANIFEST = "savepoint"
 #: Objects that a query stores for an operator before its record.
 _BEGUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*/(probes|claims|schemas|shard-[0-9]+/troubles)/.+")

@@ -68,7 +68,7 @@ class History:
         self._cleaned_below: int | None = None
 
     def before(self, link: Link) -> tuple[Link, ...]:
-        """Return a commit's chain, or the chain that a snapshot replaces; empty before history begins."""
+        """Return a commit's chain, or the chain that a snapshot replaces; empty at the beginning of history."""
         if not self.is_there(link):
             return ()
         if link.kind == "snapshot":

@@ -285,7 +285,7 @@ def _assemble_list(t: pa.DataType, n: int, validity: pa.Buffer | None, segments:
     children = elements.columns
     if pa.types.is_map(t):
         if children[0].null_count:  # Arrow would abort the process
-            raise corrupt("a map has a null among its keys")
+            raise corrupt("a map has a null key")
         children = [pa.StructArray.from_arrays(children, fields=list(schema))]
     offset_type = pa.int64() if pa.types.is_large_list(t) else pa.int32()
     return pa.Array.from_buffers(t, n, [validity, pa.array(offsets, offset_type).buffers()[1]], children=children)
