@@ -113,13 +113,6 @@ def test_a_new_run_begins_at_once_and_the_old_one_stops(storage: ObjectStorage) 
     assert take_after(storage, "r5", "r0").claim.number == 4
 
 
-def test_an_executor_that_comes_late_shares_the_claim_of_its_run(storage: ObjectStorage) -> None:
-    first = take(storage)
-    late = take(storage, claimant(executor="another executor", started_ms=clock.now_ms()))
-    assert replace(late.claim.holder, seen_ms=0) == first.claim.holder
-    assert len(keys(storage)) == 1
-
-
 def test_one_executor_of_a_run_renews_for_all(storage: ObjectStorage) -> None:
     """So the number of requests does not grow with theirs; when a run began stays."""
     executors = [claims_of(storage, claimant(executor=f"executor {n}", started_ms=n)) for n in range(3)]
