@@ -138,17 +138,6 @@ def test_a_function_that_fails_changes_nothing() -> None:
     assert counts.test([row("a")]) == [T.Row(user="a", n=1, over=False)]
 
 
-def test_output_that_does_not_fit_tells_its_key() -> None:
-    """The frames of all keys are converted together, at the end."""
-
-    def puts_out(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-        yield pd.DataFrame({"user": [key[0]], "n": ["text" if key[0] == "b" else "5"], "over": [True]})
-
-    with pytest.raises(PySparkValueError) as caught:
-        make(puts_out).test([row("a"), row("b"), row("c")])
-    assert "('b',)" in caught.value.__notes__[0]
-
-
 def test_a_dict_that_the_function_fills_again_for_each_key() -> None:
     """Each key keeps what the dict held when its call ended."""
     shared: dict[str, int] = {}
@@ -161,17 +150,6 @@ def test_a_dict_that_the_function_fills_again_for_each_key() -> None:
     tester = PandasWithStateTester(fill, "user", INPUT, OUTPUT, "last struct<x:long>")
     tester.test([row("a", 1), row("b", 2), row("c", 3)])
     assert [tester.peekState(key) for key in "abc"] == [(T.Row(x=1),), (T.Row(x=2),), (T.Row(x=3),)]
-
-
-def test_a_time_that_the_zone_leaves_out_tells_its_key() -> None:
-    def late(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupState) -> list[pd.DataFrame]:
-        hour = 2 if key[0] == "b" else 1
-        return [pd.DataFrame({"at": [pd.Timestamp(2024, 3, 10, hour, 30)]})]
-
-    tester = PandasWithStateTester(late, "user", INPUT, "at timestamp", "n long", timezone="America/New_York")
-    with pytest.raises(Exception, match="2024-03-10 02:30") as caught:
-        tester.test([row("a"), row("b"), row("c")])
-    assert caught.value.__notes__ == ["raised in operator 'late' for key ('b',)"]
 
 
 def test_a_state_that_cannot_be_kept_tells_its_key() -> None:
