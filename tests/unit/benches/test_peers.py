@@ -18,9 +18,6 @@ from holdfast.benches.peers import job as input_files
 from holdfast.benches.peers.engines import ENGINES, ENVIRONMENTS, Environment, PeerEngine, Program
 from holdfast.benches.peers.job import FromFiles
 from holdfast.benches.peers.progress import READY, Progress, Usage, equality
-from holdfast.benches.runs import by_name
-from holdfast.benches.suites.measurement import Profile
-from holdfast.benches.suites.suites import peers
 from holdfast.errors import CorruptionError, InvalidArgumentError, UnavailableError
 
 _PROGRAMS = Path(__file__).parents[3] / "benches/peers/programs"
@@ -232,14 +229,3 @@ def test_programs_of_peers_import_nothing_of_holdfast(program: Path) -> None:
     names += [a.name for n in ast.walk(ast.parse(program.read_text())) if isinstance(n, ast.Import) for a in n.names]
     assert not [name for name in names if name.split(".")[0] in ("holdfast", "benches")]
     assert any(engine.program.script == program.name for engine in ENGINES.values())
-
-
-def test_the_suite_names_known_engines_and_is_never_quick() -> None:
-    assert peers(Profile(quick=True)) == []
-    found = peers(Profile())
-    for measurement in found:
-        assert measurement.baseline in measurement.entries
-        assert measurement.check is not None
-        for entry in measurement.entries.values():
-            assert isinstance(entry.job, by_name.ENGINES[entry.engine].runs)
-    assert sum(measurement.minutes for measurement in found) <= 20

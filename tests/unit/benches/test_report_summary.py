@@ -70,13 +70,6 @@ def test_a_full_run_is_summed_up(tmp_path: Path) -> None:
     assert "requests of a micro-batch: 1.1 at 8, 2.1 at 64 and 4.3 at 200 partitions" in texts(found.costs)
 
 
-def test_a_slower_engine_of_ours_and_a_missed_target_stand_out(tmp_path: Path) -> None:
-    """A loss is bold, and what was wanted stands beside what was measured."""
-    shown = ratios(summary_of(tmp_path, {("jobs", "job-a"): sample_results.job_a(rocksdb_ms=9000)}))
-    assert re.search(r"rocksdb \*\*0\.70\*\* \([^)]*\), wanted 1\.5;", shown)
-    assert shown.count("**") == 2
-
-
 def test_a_suite_that_compares_ways_advises_no_backend(tmp_path: Path) -> None:
     """Else the one sentence says thrice which backend to use at 200,000 rows."""
     document = sample_results.growth()

@@ -20,6 +20,7 @@ from holdfast.benches.commands import single
 from holdfast.benches.commands.run import Room, Stopped, measurements_of, stoppable, with_room
 from holdfast.benches.instruments.measured import Places
 from holdfast.benches.jobs.by_key import DropIn
+from holdfast.benches.jobs.by_name import read_job
 from holdfast.benches.jobs.job import SparkJob
 from holdfast.benches.jobs.job_a import JobA
 from holdfast.benches.jobs.job_b import JobB
@@ -194,8 +195,9 @@ def test_a_machine_without_room_leaves_a_measurement_out_or_says_so() -> None:
         with_room([large], Room(16, 20))
 
 
-def test_every_measurement_is_complete() -> None:
-    for profile in (Profile(), Profile(quick=True)):
+def test_every_measurement_can_be_run() -> None:
+    """A plan that fails after an hour of measuring is found here."""
+    for profile in (Profile(), Profile(quick=True), Profile(quick=True, shape=Shape(5000, 1000, store_latency_ms=20))):
         found = [one for of in SUITES.values() for one in of(profile)]
         assert len({(one.suite, one.name) for one in found}) == len(found)
         for one in found:
@@ -204,8 +206,22 @@ def test_every_measurement_is_complete() -> None:
             labels = {*one.entries, *(entry.engine for entry in one.entries.values())}
             assert one.baseline in {"", *labels}
             assert one.minutes > 0
+            for entry in one.entries.values():
+                assert isinstance(entry.job, ENGINES[entry.engine].runs)
+                assert read_job(json.loads(json.dumps(entry.job.stored()))) == entry.job
+            if one.along:
+                places = Counter((entry.engine, getattr(entry.job, one.along)) for entry in one.entries.values())
+                assert max(places.values()) == 1, one.name
+                assert max(Counter(engine for engine, _ in places).values()) > 1
     assert sum(one.minutes for one in measurements_of(Profile(quick=True))) < 9
-    assert sum(one.minutes for one in measurements_of(Profile(), ["jobs", "micro"])) <= 56
+    for suites, minutes in ((["jobs", "micro"], 56), *(([one], 20) for one in ("durability", "growth", "peers"))):
+        assert sum(one.minutes for one in measurements_of(Profile(), suites)) <= minutes
+
+
+def test_peers_are_verified_and_measured_in_full_runs_only() -> None:
+    """Their results are compared, and a quick run has no time for them."""
+    assert all(one.check is not None for one in measurements_of(Profile(), ["peers"]))
+    assert SUITES["peers"](Profile(quick=True)) == []
 
 
 SHAPES = [

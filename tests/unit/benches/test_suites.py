@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,44 +32,13 @@ from holdfast.benches.report.results import Target, document
 from holdfast.benches.runs.by_name import ENGINES, engines_for
 from holdfast.benches.runs.equality import results, verdict
 from holdfast.benches.runs.paired import Entry, run_engine, summarize
-from holdfast.benches.suites.measurement import Measurement, Profile, Shape
+from holdfast.benches.suites.measurement import Profile, Shape
 from holdfast.benches.suites.suites import durability, growth, nexmark
 from holdfast.errors import CorruptionError, InvalidArgumentError
 from holdfast.testing import PandasWithStateTester
 from tests.unit.benches.test_report_summary import FACTS, a_document
 
-SUITES = (durability, growth)
 FAR = Shape(keys=5000, rows=1000, shards=8, store_latency_ms=20)
-
-
-@pytest.mark.parametrize("suite", SUITES)
-def test_what_is_planned_can_be_run(suite: Callable[[Profile], list[Measurement]]) -> None:
-    """A plan that fails after an hour of measuring is found here."""
-    for found in (*suite(Profile()), *suite(Profile(quick=True, shape=FAR))):
-        assert found.question.endswith("?")
-        assert len(found.entries) > 1
-        assert found.baseline in ("", *found.entries)
-        for entry in found.entries.values():
-            assert isinstance(entry.job, ENGINES[entry.engine].runs)
-            assert read_job(json.loads(json.dumps(entry.job.stored()))) == entry.job
-
-
-@pytest.mark.parametrize("suite", SUITES)
-def test_a_curve_has_different_places_on_its_axis(suite: Callable[[Profile], list[Measurement]]) -> None:
-    for found in (one for one in suite(Profile()) if one.along):
-        places: dict[str, list[float]] = {}
-        for entry in found.entries.values():
-            places.setdefault(entry.engine, []).append(getattr(entry.job, found.along))
-        assert max(map(len, places.values())) > 1
-        assert all(len(set(of)) == len(of) for of in places.values()), found.name
-
-
-@pytest.mark.parametrize("suite", SUITES)
-def test_names_are_of_their_suite_and_once(suite: Callable[[Profile], list[Measurement]]) -> None:
-    plan = suite(Profile())
-    assert len({found.name for found in plan}) == len(plan)
-    assert {found.suite for found in plan} == {plan[0].suite}
-    assert sum(found.minutes for found in plan) <= 20
 
 
 def test_a_quick_run_asks_only_about_a_store_that_is_far_away() -> None:
