@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import replace
 from decimal import Decimal
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -334,18 +333,6 @@ def test_a_name_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_blocks, "PRIVATE_OF_PANDAS", ("Index.gone",))
     monkeypatch.setattr(frame_blocks, "CONSTRUCTORS", ("dict_to_mgr", "moved"))
     assert lacking() == ["Index.gone", "core.frame.moved", "_mgr.gone"]
-
-
-@pytest.mark.parametrize(
-    "name", [*frame_blocks.PRIVATE_OF_PANDAS, *(f"core.frame.{name}" for name in frame_blocks.CONSTRUCTORS)]
-)
-def test_each_private_name_of_pandas_is_there(name: str) -> None:
-    assert attrgetter(name)(pd) is not None
-
-
-@pytest.mark.parametrize("name", frame_blocks.PRIVATE)
-def test_each_private_name_of_a_frame_is_there(name: str) -> None:
-    attrgetter(name)(pd.DataFrame({"n": [0]}))  # raises AttributeError
 
 
 def test_frames_are_cut_at_the_same_rows_with_all_they_hold(way: str) -> None:

@@ -440,16 +440,6 @@ def test_objects_are_kept_and_arrays_are_copied() -> None:
     assert found["n"][0] == 1
 
 
-def test_frames_of_one_template_share_nothing() -> None:
-    """Values, names of axes, and labels written in place, which is how some rename columns."""
-    first, second, third = inside(lambda: [pd.DataFrame({"n": [1], "m": [2]}) for _ in range(3)])
-    first.columns.values[0] = "written"
-    first.columns.name = first.index.name = "named"
-    first.iloc[0, 1] = 7
-    for frame in (second, third, inside(lambda: pd.DataFrame({"n": [1], "m": [2]}))):
-        assert anatomy(frame) == anatomy(pd.DataFrame({"n": [1], "m": [2]}))
-
-
 def test_a_warning_names_the_line_of_the_function() -> None:
     """pandas looks for the first line outside of its own files: it must not find ours."""
 
@@ -537,21 +527,3 @@ def test_where_pandas_lacks_a_name_pandas_makes_all_frames(monkeypatch: pytest.M
     monkeypatch.setattr(frame_blocks, "CONSTRUCTORS", (*CONSTRUCTORS, "gone"))
     with pytest.warns(UserWarning, match="it lacks core.frame.gone"):
         assert not inside(exchanged)
-
-
-@pytest.mark.parametrize(
-    ("option", "value"), [("future.infer_string", True), ("mode.data_manager", "array"), ("mode.copy_on_write", True)]
-)
-@pytest.mark.filterwarnings("ignore:data_manager option is deprecated:FutureWarning")
-def test_options_of_pandas_are_heeded_when_they_are_set(option: str, value: Any) -> None:
-    """A function may set one at any time, after templates were learnt."""
-
-    def make() -> pd.DataFrame:
-        return pd.DataFrame([("a", 1)], columns=["key", "n"])
-
-    inside(make)
-    with pd.option_context(option, value):
-        found, expected = inside(make), make()
-        assert type(found._mgr) is type(expected._mgr)
-        assert found.dtypes.tolist() == expected.dtypes.tolist()
-        assert found.columns.dtype == expected.columns.dtype

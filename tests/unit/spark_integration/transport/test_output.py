@@ -430,13 +430,6 @@ def test_the_hash_is_murmur3_with_the_seed_of_spark_and_each_int_has_its_own(rou
     assert route_of_hash(hash_of_route(route)) == route
 
 
-@pytest.mark.parametrize("value", [0, 1, 2, 2**16, 2**31 - 1, 2**31, 2**32 - 1])
-def test_each_hash_has_its_int(value: int) -> None:
-    route = route_of_hash(value)
-    assert -(2**31) <= route < 2**31
-    assert mmh3.hash(struct.pack("<i", route), 42, signed=False) == value
-
-
 @given(st.integers(1, 2000), st.integers(1, 500))
 def test_shard_i_runs_in_partition_i_modulo_the_partitions_whatever_they_are(shards: int, partitions: int) -> None:
     """So each partition has the same number of shards, or one more; and the session may change their number."""
@@ -464,11 +457,3 @@ def test_shards_are_contiguous_ranges_of_hashes(hashes: list[int], shards: int) 
     assert ((found >= 0) & (found < shards)).all()
     assert (np.diff(found) >= 0).all()
     assert found.tolist() == [((h >> 32) * shards) >> 32 for h in sorted(hashes)]
-
-
-@pytest.mark.parametrize("shards", [1, 2, 3, 200, 1024])
-def test_every_shard_has_its_share_of_the_hashes(shards: int) -> None:
-    first = [-(-(i << 32) // shards) << 32 for i in range(shards)]
-    assert shards_of(np.array(first, np.uint64), shards).tolist() == list(range(shards))
-    last = [*(h - 1 for h in first[1:]), 2**64 - 1]
-    assert shards_of(np.array(last, np.uint64), shards).tolist() == list(range(shards))

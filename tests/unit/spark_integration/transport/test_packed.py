@@ -125,13 +125,6 @@ def test_large_blobs_fill_batches_of_so_many_rows(rows_each: int | None, monkeyp
         assert sum(len(blob) for blob in blobs[start : start + rows_each] if blob is not None) < 50_000 + largest
 
 
-def test_rows_of_a_key_keep_their_order() -> None:
-    """`Groups.last` without an order is the last that arrived."""
-    batches = [batch_of([(5, i, None, None) for i in range(start, start + 3)]) for start in (0, 3)]
-    (packed,) = pack_rows(batches, [0], None)
-    assert read_blob(packed.column(BLOB)[0].as_py())["row"].to_pylist() == list(range(6))
-
-
 @pytest.mark.parametrize("make", [bytes, bytearray], ids=["Spark 4.1 and later", "Spark 4.0"])
 def test_blobs_are_received_in_each_form_that_spark_gives_them(make: type[bytes | bytearray]) -> None:
     batches = [batch_of([(i, i, "x", i)]) for i in range(3)]
@@ -267,39 +260,40 @@ def test_what_a_function_sets_itself_stays() -> None:
         assert gc.get_threshold() == (700, 100_000, 10)
 
 
+def import_module(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Cyclic]:
+    """Freeze modules when there is another one, and return what was made with it."""
+    made = [Cyclic()]
+    monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    python_stage.freeze_modules()
+    return made
+
+
+def is_frozen(made: list[Cyclic]) -> bool:
+    return not any(o is made[0] for o in gc.get_objects())
+
+
 @pytest.mark.slow(1)
 def test_it_happens_again_for_what_is_imported_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client of an object storage is loaded by a process that has frozen its modules, and is as large as these."""
     python_stage.freeze_modules()
-    imported = [Cyclic()]
-    monkeypatch.setitem(sys.modules, "imported_later", types.ModuleType("imported_later"))
-    python_stage.freeze_modules()
-    assert not any(o is imported[0] for o in gc.get_objects())
+    assert is_frozen(import_module(monkeypatch, "imported_later"))
 
 
 @pytest.mark.slow(1)
 def test_modules_that_come_and_go_freeze_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is frozen is never freed: a function that makes a module in each micro-batch must not fill the memory."""
     for i in range(10):
-        monkeypatch.setitem(sys.modules, f"made_{i}", types.ModuleType(f"made_{i}"))
-        python_stage.freeze_modules()
-    later = [Cyclic()]
-    monkeypatch.setitem(sys.modules, "made_last", types.ModuleType("made_last"))
-    python_stage.freeze_modules()
-    assert any(o is later[0] for o in gc.get_objects())
+        import_module(monkeypatch, f"made_{i}")
+    assert not is_frozen(import_module(monkeypatch, "made_last"))
 
 
 @pytest.mark.slow(0.5)
 def test_modules_that_come_back_freeze_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     python_stage.freeze_modules()
-    monkeypatch.setitem(sys.modules, "comes_and_goes", types.ModuleType("comes_and_goes"))
-    python_stage.freeze_modules()
+    import_module(monkeypatch, "comes_and_goes")
     monkeypatch.delitem(sys.modules, "comes_and_goes")
     python_stage.freeze_modules()
-    kept = [Cyclic()]
-    monkeypatch.setitem(sys.modules, "comes_and_goes", types.ModuleType("comes_and_goes"))
-    python_stage.freeze_modules()
-    assert any(o is kept[0] for o in gc.get_objects())
+    assert not is_frozen(import_module(monkeypatch, "comes_and_goes"))
 
 
 WORKER = """

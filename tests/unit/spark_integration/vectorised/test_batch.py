@@ -75,24 +75,11 @@ def in_order(shard: Shard, values: dict[Any, Any]) -> list[Any]:
     return [values[user] for user in shard.shown.column(0).to_pylist()]
 
 
-def test_keys_stand_once_in_their_own_type(shard: Shard) -> None:
-    assert shard.shown.schema == KEYS
-    assert sorted(shard.shown.column(0).to_pylist(), key=str) == [None, "ann", "bob"]
-
-
 def test_what_was_never_written_is_null_and_absent(shard: Shard) -> None:
     """A shard that is called for the first time has no committed state."""
     assert shard.state.get() == pa.table({"n": pa.nulls(3, pa.int64()), "name": pa.nulls(3, pa.string())})
     assert shard.state.get().schema == STATE
     assert shard.state.exists().to_pylist() == [False] * 3
-
-
-def test_writes_are_read_back_in_this_micro_batch_and_the_next(shard: Shard) -> None:
-    shard.state.put(n=in_order(shard, {"ann": 1, "bob": 2, None: 3}), name=["x"] * 3)
-    assert shard.read() == {"ann": (1, "x"), "bob": (2, "x"), None: (3, "x")}
-    shard.commit()
-    shard.begin(["bob", "cem"])
-    assert shard.read() == {"bob": (2, "x")}
 
 
 def test_a_null_state_is_not_an_absent_one(shard: Shard) -> None:
@@ -128,24 +115,6 @@ def test_a_mask_of_nothing_writes_nothing(shard: Shard, mask: object) -> None:
     assert shard.read() == {}
     shard.commit()
     assert shard.pointer is None, "nothing was written, so there is no version"
-
-
-def test_delete_without_a_mask_removes_all_keys_of_the_batch_and_no_other(shard: Shard) -> None:
-    shard.state.put(n=[1] * 3, name=["x"] * 3)
-    shard.commit()
-    shard.begin(["ann", "cem"])
-    shard.state.delete()
-    assert shard.read() == {}
-    shard.commit()
-    shard.begin(["ann", "bob", None])
-    assert shard.read() == {"bob": (1, "x"), None: (1, "x")}
-
-
-def test_of_several_writes_the_last_counts(shard: Shard) -> None:
-    shard.state.put(n=[1] * 3, name=["x"] * 3)
-    shard.state.delete()
-    shard.state.put(n=[2] * 3, name=["y"] * 3)
-    assert set(shard.read().values()) == {(2, "y")}
 
 
 def test_an_empty_micro_batch_reads_and_writes_nothing(tmp_path: Path) -> None:
@@ -373,13 +342,6 @@ def test_no_rows_give_no_groups_in_the_right_types() -> None:
     groups, _ = groups_of([], n=pa.array([], pa.int32()), x=pa.array([], pa.float32()))
     assert groups.sum("n").type == pa.int64()
     assert groups.sum("x").type == groups.mean("n").type == pa.float64()
-
-
-def test_nan_is_the_largest_number_beside_a_null_too() -> None:
-    """NaN and null in one group: min is NaN, neither null nor an infinity that nobody wrote."""
-    groups, order = groups_of(["a", "a", "b", "b"], v=pa.array([math.nan, None, math.nan, 1.0]))
-    assert dict(zip(order, groups.min("v").to_pylist(), strict=True))["b"] == 1.0
-    assert all(map(math.isnan, [*groups.max("v").to_pylist(), groups.min("v")[order.index("a")].as_py()]))
 
 
 @pytest.mark.parametrize("rows_each", [1, 2, 8, 9, 100])
