@@ -409,17 +409,6 @@ def test_a_restored_query_is_saved_in_its_turn() -> None:
             judge(second)
 
 
-def test_the_saved_query_is_refused_for_good() -> None:
-    """It is told which query has taken its place, and does nothing to what that one needs."""
-    with continued_world() as found:
-        run(found)
-        new_world = restored(found, saved(found))
-        refused = run(found, "refused")
-        assert "another query continues this sink" in str(refused.error)
-        assert "continued_by=restored" in str(refused.error)
-        judge(new_world)
-
-
 def refuse_elsewhere(there: World, name: str, steps: int) -> None:
     """Start a query, kill it after some steps, start it at another target, and at its own one again."""
     run(there, name, steps).kill()

@@ -119,20 +119,6 @@ def test_a_constraint_across_rows_is_met_before_the_decision(postgres: Postgres)
     assert made.rows() == []
 
 
-def test_of_a_key_that_is_there_twice_the_last_row_counts(updating: Case) -> None:
-    updating.open()
-    handles = [updating.prepared(("a", 1), ("b", 5), ("a", 2)), updating.prepared(("b", 6), partition=1)]
-    updating.commit(*reversed(handles))
-    assert updating.rows() == [("a", 2), ("b", 6)]
-
-
-def test_rows_are_updated_by_their_keys(updating: Case) -> None:
-    updating.open()
-    updating.commit(updating.prepared(*ROWS))
-    updating.commit(updating.prepared(("b", 20), ("c", 3), batch_id=1), batch_id=1)
-    assert updating.rows() == [("a", 1), ("b", 20), ("c", 3)]
-
-
 def test_a_null_key_is_refused_unless_nulls_are_equal(postgres: Postgres) -> None:
     made = case(postgres, "k text UNIQUE, n bigint", keys=["k"])
     made.open()

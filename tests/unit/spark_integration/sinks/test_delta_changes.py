@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,25 +124,44 @@ def _remake(url: str, versions: int, *, all_files: bool) -> None:
         write_deltalake(url, pa.table([[100 + i], ["of another"]], schema=SCHEMA), mode="append")
 
 
-@pytest.mark.parametrize("all_files", cases([True, False]))
-@pytest.mark.parametrize("versions", [0, 9])
+def _set_back(url: str, versions: int) -> None:
+    """Bring back a backup of its files, and let others go on after it."""
+    shutil.rmtree(Path(url, "_delta_log"))
+    shutil.copytree(Path(f"{url}-backup", "_delta_log"), Path(url, "_delta_log"))
+    for i in range(versions):
+        write_deltalake(url, pa.table([[100 + i], ["of others"]], schema=SCHEMA), mode="append")
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "newest"),
+    [
+        *(
+            (partial(_remake, versions=versions, all_files=all_files), r"made in its place|just written are gone", -1)
+            for versions in (0, 9)
+            for all_files in cases([True, False])
+        ),
+        *((partial(_set_back, versions=versions), "set back to an older version", 0) for versions in (0, 1, 9)),
+    ],
+)
 @pytest.mark.parametrize("is_decided", [True, False])
-def test_a_table_that_was_dropped_and_made_anew_is_not_taken_for_the_first_one(
-    url: str, writer: Writer, all_files: bool, versions: int, is_decided: bool
+def test_a_table_that_lacks_what_was_committed_gets_no_rows_behind_the_gap(
+    url: str, writer: Writer, change: Callable[[str], None], said: str, newest: int, is_decided: bool
 ) -> None:
-    """With fewer versions or with more: it lacks what was committed, and gets nothing that looks as if it did not."""
+    """Made anew, or from a backup, with fewer versions or with more: nothing looks as if it did not."""
     for batch in range(3):
         writer.write(batch, {batch: "a"})
+        if batch == 0:
+            shutil.copytree(url, f"{url}-backup")
     handle = writer.prepared(3, {3: "b"})
     if is_decided:
         writer.sink.confirm(writer.query, 3, [handle])
-    _remake(url, versions, all_files=all_files)
+    change(url)
     shown = writer.shown()
     step = writer.sink.commit if is_decided else writer.sink.confirm
-    with pytest.raises(HoldfastError, match=r"another one was made in its place|just written are gone"):
+    with pytest.raises(HoldfastError, match=said):
         step(writer.query, 3, [handle])
     assert writer.shown() == shown
-    assert writer.sink.open(writer.query, SCHEMA) == -1, "by which the next start knows"
+    assert writer.sink.open(writer.query, SCHEMA) == newest, "by which the next start knows"
 
 
 def test_a_driver_with_many_sinks_knows_each_of_their_tables(tmp_path: Path) -> None:
@@ -226,31 +247,6 @@ def _no_nulls(url: str) -> None:
     write_deltalake(url, pa.table([[0], ["a"]], schema=schema), mode="overwrite", schema_mode="overwrite")
 
 
-@pytest.mark.parametrize(
-    ("change", "said"), [(_overwrite, "no such column"), (_text_for_numbers, "type"), (_no_nulls, "null")]
-)
-def test_a_table_that_is_changed_while_a_decided_micro_batch_waits_for_a_driver_gets_no_rows_that_do_not_fit(
-    url: str, writer: Writer, change: Callable[[str], None], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The driver died after the decision: a new process knows the table only as it is now."""
-    writer.write(0, {0: "a"})
-    handle = writer.prepared(1, {1: None})
-    writer.sink.confirm(writer.query, 1, [handle])
-    version = DeltaTable(url).version()
-    change(url)
-    before = DeltaTable(url).version()
-    monkeypatch.setattr(os, "getpid", lambda: -1)
-    with pytest.raises(HoldfastError, match=said):  # noqa: PT012  either may notice it
-        writer.sink.open(writer.query, SCHEMA)
-        writer.sink.commit(writer.query, 1, [handle])
-    assert DeltaTable(url).version() == before
-    DeltaTable(url).restore(version)
-    monkeypatch.setattr(os, "getpid", lambda: -2)
-    writer.sink.open(writer.query, SCHEMA)
-    writer.sink.commit(writer.query, 1, [handle])
-    assert writer.shown() == [(0, "a"), (1, None)]
-
-
 def _new_column_without_nulls(url: str) -> None:
     schema = pa.schema([*SCHEMA, pa.field("more", pa.string(), nullable=False)])
     write_deltalake(url, pa.table([[0], ["a"], ["x"]], schema=schema), mode="overwrite", schema_mode="overwrite")
@@ -262,54 +258,47 @@ def _partitions(url: str) -> None:
     )
 
 
-@pytest.mark.parametrize("is_decided", [True, False])
-@pytest.mark.parametrize("change", [_overwrite, _text_for_numbers, _no_nulls, _new_column_without_nulls, _partitions])
-def test_a_process_that_has_not_opened_the_table_finds_that_it_was_changed(
-    url: str, writer: Writer, is_decided: bool, change: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+CHANGES, OF_ALL_FILES = [_overwrite, _text_for_numbers, _no_nulls], [_new_column_without_nulls, _partitions]
+
+
+@pytest.mark.parametrize(
+    ("step", "change"),
+    [
+        *(("open", change) for change in CHANGES),
+        *((step, change) for step in ("confirm", "commit") for change in [*CHANGES, *OF_ALL_FILES]),
+    ],
+)
+def test_a_process_that_knows_the_table_only_as_it_is_now_shows_no_rows_that_do_not_fit(
+    url: str, writer: Writer, step: str, change: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A data source begins and commits a micro-batch in two processes; a commit may come from any."""
+    """The driver died after the decision; or a data source begins and commits a micro-batch in two processes."""
+    processes = itertools.count(1)
+
+    def in_another_process() -> None:
+        number = -next(processes)
+        monkeypatch.setattr(os, "getpid", lambda: number)
+
     writer.write(0, {0: "a"})
     handle = writer.prepared(1, {1: None})
     version = DeltaTable(url).version()
-    monkeypatch.setattr(os, "getpid", lambda: -1)
-    if is_decided:
+    in_another_process()
+    if step != "confirm":
         writer.sink.confirm(writer.query, 1, [handle])
-        monkeypatch.setattr(os, "getpid", lambda: -2)
+        in_another_process()
     change(url)
     before = DeltaTable(url).version()
-    with pytest.raises(HoldfastError, match=r"lack a column|no such column|other columns|type|allows none"):
-        (writer.sink.commit if is_decided else writer.sink.confirm)(writer.query, 1, [handle])
+    with pytest.raises(HoldfastError, match=r"lack a column|no such column|other columns|type|null|allows none"):  # noqa: PT012
+        if step == "open":
+            writer.sink.open(writer.query, SCHEMA)
+        (writer.sink.confirm if step == "confirm" else writer.sink.commit)(writer.query, 1, [handle])
     assert DeltaTable(url).version() == before
     DeltaTable(url).restore(version)
-    monkeypatch.setattr(os, "getpid", lambda: -3)
+    in_another_process()
+    if step == "open":
+        writer.sink.open(writer.query, SCHEMA)
     writer.sink.confirm(writer.query, 1, [handle])
     writer.sink.commit(writer.query, 1, [handle])
     assert writer.shown() == [(0, "a"), (1, None)]
-
-
-@pytest.mark.parametrize("is_decided", [True, False])
-@pytest.mark.parametrize("versions", [0, 1, 9])
-def test_a_table_that_was_set_back_gets_no_rows_behind_the_gap(
-    url: str, writer: Writer, is_decided: bool, versions: int
-) -> None:
-    """From a backup of its files, after which others may go on: it is the same table, and lacks what was committed."""
-    writer.write(0, {0: "a"})
-    shutil.copytree(url, f"{url}-backup")
-    for batch in (1, 2):
-        writer.write(batch, {batch: "a"})
-    handle = writer.prepared(3, {3: "b"})
-    if is_decided:
-        writer.sink.confirm(writer.query, 3, [handle])
-    shutil.rmtree(Path(url, "_delta_log"))
-    shutil.copytree(Path(f"{url}-backup", "_delta_log"), Path(url, "_delta_log"))
-    for i in range(versions):
-        write_deltalake(url, pa.table([[100 + i], ["of others"]], schema=SCHEMA), mode="append")
-    shown = writer.shown()
-    step = writer.sink.commit if is_decided else writer.sink.confirm
-    with pytest.raises(StateLostError, match="set back to an older version"):
-        step(writer.query, 3, [handle])
-    assert writer.shown() == shown
-    assert writer.sink.open(writer.query, SCHEMA) == 0, "by which the next start knows"
 
 
 def test_a_log_that_was_cleaned_up_is_the_same_table(url: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
@@ -142,15 +141,6 @@ def test_other_writers_of_the_table_disturb_nothing(url: str) -> None:
     for batch in (0, 3):  # long compacted, and the newest
         with pytest.raises(StateLostError):
             writer.sink.commit(writer.query, batch, [writer.prepared(batch, {9: "another attempt"})])
-
-
-def test_a_log_that_is_gone_is_an_error_of_ours(url: str) -> None:
-    writer = opened(DeltaSink("out", url, create=True))
-    writer.write(0, {1: "a"})
-    handle = writer.prepared(1, {2: "b"})
-    shutil.rmtree(Path(url, "_delta_log"))
-    with pytest.raises(HoldfastError):
-        writer.sink.commit(writer.query, 1, [handle])
 
 
 @pytest.mark.parametrize("name", ["__row", "row", "key 0", 'a"b', "a.b", "Key Of", "select"])
