@@ -93,9 +93,7 @@ SCHEMES = "unknown storage scheme; known schemes: abfs, file, gs, hdfs, memory, 
         ("s3://bucket//a", "segments"),
         ("memory:///", "name a root"),
         ("memory:x", "scheme://root"),
-        ("s3a://CANARY@bucket", "holds credentials"),
         ("s3://CANARY:CAN/ARY", "holds credentials"),
-        ("hdfs://user:CANARY@host:8020/x", "holds credentials"),
     ],
 )
 def test_refused_urls(url: str, message: str) -> None:

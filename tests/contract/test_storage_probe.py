@@ -193,24 +193,15 @@ def test_a_fault_that_never_happened_is_told(make: Callable[..., FaultyStorage])
         storage.assert_all_hit()
 
 
-class Recorder:
-    """Makes one method of fsspec's memory file system fail."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, method: str, error: BaseException) -> None:
-        kind = fsspec.get_filesystem_class("memory")
-
-        def fail(*args: Any, **kwargs: Any) -> None:
-            raise error
-
-        monkeypatch.setattr(kind, method, fail)
-
-
 @pytest.mark.parametrize(("method", "error"), [("mv", OSError("no move")), ("size", RuntimeError("no size"))])
 def test_a_failed_move_leaves_nothing(url: str, monkeypatch: pytest.MonkeyPatch, method: str, error: Exception) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
     monkeypatch.setattr(storage_fsspec, "_RENAMES", {"memory"})
     with open_storage(url) as storage:
         with monkeypatch.context() as patch:
-            Recorder(patch, method, error)
+            patch.setattr(fsspec.get_filesystem_class("memory"), method, fail)
             with pytest.raises(UnavailableError, match="action=put key=a/b"):
                 storage.put("a/b", b"1")
         assert not [path for path in fsspec.filesystem("memory").store if path.startswith(url.removeprefix("memory:/"))]

@@ -194,18 +194,11 @@ def test_the_store_of_a_bench_is_no_process_of_the_query(far: RequestCounts) -> 
     assert store_kind(server) is None
 
 
-@pytest.fixture(params=["moto", "versitygw"])
-def far_server(request: pytest.FixtureRequest) -> S3Server:
-    found: S3Server = request.getfixturevalue(request.param)
-    return found
-
-
-@pytest.mark.s3
-def test_requests_pass_unchanged_and_are_counted_by_what_they_are_for(far_server: S3Server) -> None:
+def test_requests_pass_unchanged_and_are_counted_by_what_they_are_for(server: S3Server) -> None:
     data = os.urandom(3 << 20)
     shard = "totals/shard-0007"
-    with RequestCounts(far_server.url) as counts:
-        with open_storage(f"s3://{BUCKET}/counted", far_server.options(counts.url)) as storage:
+    with RequestCounts(server.url) as counts:
+        with open_storage(f"s3://{BUCKET}/counted", server.options(counts.url)) as storage:
             for version in range(5):
                 storage.put(f"{shard}/commits/{version}-a", data)
             storage.put(f"{shard}/files/b-0", data)

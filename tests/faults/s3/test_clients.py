@@ -127,13 +127,6 @@ def test_no_credentials(server: S3Server, url: str, action: str, monkeypatch: py
         ACTIONS[action](storage)
 
 
-def test_expired_token(storage: ObjectStorage, proxy: FaultProxy) -> None:
-    expired = proxy.rule("status", code=400, s3_code="ExpiredToken")
-    with pytest.raises(InvalidArgumentError, match="access denied"):
-        storage.get("o")
-    assert expired.hits == 1
-
-
 def test_no_credentials_anywhere(server: S3Server, proxy: FaultProxy, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="holdfast")
     token = "TOKENCANARY" * 3
@@ -225,28 +218,28 @@ def test_reply_of_complete_lost_for_ever(
     assert not uploads(server)
 
 
-def test_large_object_is_uploaded_in_parts(storage: ObjectStorage, proxy: FaultProxy) -> None:
-    storage.put("o", THREE_PARTS)
-    assert [requests_of(proxy, method) for method in ("POST", "PUT")] == [2, 3]
-    assert storage.get("o") == THREE_PARTS
-
-
-def test_part_fails_for_ever(open_through: Callable[..., ObjectStorage], proxy: FaultProxy, server: S3Server) -> None:
+@pytest.mark.parametrize(
+    ("rule", "error", "said", "hits"),
+    [
+        ({"method": "PUT", "path": "partNumber=2", "code": 500, "s3_code": "InternalError"},
+         UnavailableError, r"action=put key=o .*InternalError/500", 2),
+        ({"method": "PUT", "path": "partNumber=2", "code": 400, "s3_code": "ExpiredToken"},
+         InvalidArgumentError, r"access denied.*action=put key=o .*ExpiredToken", 1),
+        ({"method": "POST", "path": "uploadId=", "code": 404, "s3_code": "NoSuchUpload"},
+         UnavailableError, "another process aborted the multipart upload", 1),
+    ],
+    ids=["a part fails", "credentials expire", "aborted by somebody else"],
+)  # fmt: skip
+def test_an_upload_that_fails_leaves_nothing(
+    open_through: Callable[..., ObjectStorage], proxy: FaultProxy, server: S3Server,
+    rule: dict[str, Any], error: type[HoldfastError], said: str, hits: int,
+) -> None:  # fmt: skip
+    """Whether it may be tried again or a person must act: the parts are gone."""
     storage = open_through(total_max_attempts=2)
-    failed = proxy.rule("status", method="PUT", path="partNumber=2", code=500, s3_code="InternalError")
-    with pytest.raises(UnavailableError, match=r"action=put key=o .*InternalError/500"):
+    failed = proxy.rule("status", **rule)
+    with pytest.raises(error, match=said):
         storage.put("o", THREE_PARTS)
-    assert failed.hits == 2
-    assert requests_of(proxy, "DELETE") == 1
-    assert_nothing_left(server, storage)
-
-
-def test_credentials_that_expire_during_an_upload(storage: ObjectStorage, proxy: FaultProxy, server: S3Server) -> None:
-    """A person must act: it is not tried again, and the parts are gone."""
-    expired = proxy.rule("status", method="PUT", path="partNumber=2", code=400, s3_code="ExpiredToken")
-    with pytest.raises(InvalidArgumentError, match=r"access denied.*action=put key=o .*ExpiredToken"):
-        storage.put("o", THREE_PARTS)
-    assert expired.hits == 1
+    assert failed.hits == hits
     assert_nothing_left(server, storage)
 
 
@@ -291,25 +284,24 @@ def test_part_hangs(
     assert_nothing_left(server, storage)
 
 
-def test_reply_of_complete_lost(storage: ObjectStorage, proxy: FaultProxy, server: S3Server) -> None:
-    lost = proxy.rule("drop_reply", method="POST", path="uploadId=", times=1)
-    storage.put("o", THREE_PARTS)
-    assert lost.hits == 1
-    assert storage.get("o") == THREE_PARTS
-    with server.client() as client:
-        assert not client.list_multipart_uploads(Bucket=BUCKET).get("Uploads")
-
-
 @pytest.mark.parametrize(
     ("fault", "options"),
-    [("drop_reply", {"path": "partNumber=2"}), ("cut_request", {"path": "partNumber=3", "at": 1000})],
-    ids=["sent twice", "cut in the body"],
+    [
+        ("drop_reply", {"method": "PUT", "path": "partNumber=2"}),
+        ("cut_request", {"method": "PUT", "path": "partNumber=3", "at": 1000}),
+        ("drop_reply", {"method": "POST", "path": "uploadId="}),
+    ],
+    ids=["sent twice", "cut in the body", "completed twice"],
 )
-def test_a_part_is_sent_again(storage: ObjectStorage, proxy: FaultProxy, fault: str, options: dict[str, Any]) -> None:
-    met = proxy.rule(fault, method="PUT", times=1, **options)
+def test_a_part_is_sent_again(
+    storage: ObjectStorage, proxy: FaultProxy, server: S3Server, fault: str, options: dict[str, Any]
+) -> None:
+    """And the reply to what completes the upload may be lost."""
+    met = proxy.rule(fault, times=1, **options)
     storage.put("o", THREE_PARTS)
     assert met.hits == 1
     assert storage.get("o") == THREE_PARTS
+    assert not uploads(server)
 
 
 def test_interrupted_upload_leaves_nothing(storage: ObjectStorage, proxy: FaultProxy, server: S3Server) -> None:
@@ -320,14 +312,6 @@ def test_interrupted_upload_leaves_nothing(storage: ObjectStorage, proxy: FaultP
     while requests_of(proxy, "DELETE") == 0 and time.monotonic() < end:
         time.sleep(0.05)
     storage.list("")  # the abort was answered before
-    assert_nothing_left(server, storage)
-
-
-def test_upload_aborted_by_somebody_else(storage: ObjectStorage, proxy: FaultProxy, server: S3Server) -> None:
-    gone = proxy.rule("status", method="POST", path="uploadId=", code=404, s3_code="NoSuchUpload")
-    with pytest.raises(UnavailableError, match="another process aborted the multipart upload"):
-        storage.put("o", THREE_PARTS)
-    assert gone.hits == 1
     assert_nothing_left(server, storage)
 
 

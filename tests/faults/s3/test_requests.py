@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from botocore.retries.standard import ExponentialBackoff
@@ -18,7 +19,6 @@ from holdfast.snapshotter.storage.opening import open_storage
 from tests.faults.fault_proxy import FaultProxy
 from tests.faults.s3.conftest import ACTIONS, THREE_PARTS, requests_of
 from tests.servers.s3 import BUCKET, S3Server
-from tests.tiers import cases
 
 pytestmark = pytest.mark.s3
 
@@ -66,11 +66,19 @@ def test_a_conflict_is_never_taken_for_an_object(storage: ObjectStorage, proxy: 
     assert storage.get("o") == b"data"
 
 
-def test_a_conditional_put_that_meets_another_one_is_asked_again(storage: ObjectStorage, proxy: FaultProxy) -> None:
-    """As AWS says, which answers so where several tasks of a query's first micro-batch put its operator's record."""
-    conflict = proxy.rule("status", method="PUT", code=409, s3_code="ConditionalRequestConflict", times=2)
-    storage.put_if_absent("o", b"mine")
-    assert conflict.hits == 2
+@pytest.mark.parametrize(
+    ("put", "rule"),
+    [
+        ("put", {"kind": "status_after", "code": 500, "s3_code": "InternalError", "times": 1}),
+        ("put_if_absent", {"kind": "status", "code": 409, "s3_code": "ConditionalRequestConflict", "times": 2}),
+    ],
+    ids=["done, but answered with an error", "meets another one"],
+)
+def test_a_put_is_asked_again(storage: ObjectStorage, proxy: FaultProxy, put: str, rule: dict[str, Any]) -> None:
+    """AWS says so of the second, where several tasks of a query's first micro-batch put its operator's record."""
+    met = proxy.rule(method="PUT", **rule)
+    getattr(storage, put)("o", b"mine")
+    assert met.hits == rule["times"]
     assert storage.get("o") == b"mine"
 
 
@@ -131,21 +139,6 @@ def test_latency(storage: ObjectStorage, proxy: FaultProxy, action: str) -> None
     assert late.hits == 1
 
 
-def test_put_done_but_answered_with_an_error(storage: ObjectStorage, proxy: FaultProxy) -> None:
-    wrong = proxy.rule("status_after", method="PUT", code=500, s3_code="InternalError", times=1)
-    storage.put("o", b"data")
-    assert wrong.hits == 1
-    assert storage.get("o") == b"data"
-
-
-@pytest.mark.parametrize("action", cases(list(ACTIONS), quick=2))
-def test_busy_twice(storage: ObjectStorage, proxy: FaultProxy, action: str) -> None:
-    storage.put("folder/object", b"1")
-    busy = proxy.rule("status", code=503, times=2)
-    ACTIONS[action](storage)
-    assert busy.hits == 2
-
-
 def test_outage_is_waited_for(server: S3Server, proxy: FaultProxy, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store may be away for half a minute before a micro-batch fails, unless the user says otherwise."""
     pauses_seconds = []
@@ -178,16 +171,21 @@ def test_busy_for_ever(open_through: Callable[..., ObjectStorage], proxy: FaultP
     assert raised.value.__cause__ is not None
 
 
-@pytest.mark.parametrize("kind", ["reset", "drop_reply"])
+@pytest.mark.parametrize(
+    "rule",
+    [{"kind": "reset", "times": 1}, {"kind": "drop_reply", "times": 1}, {"kind": "status", "code": 503, "times": 2}],
+    ids=["reset", "drop_reply", "busy"],
+)
 @pytest.mark.parametrize("action", ACTIONS)
 def test_broken_connection(
-    open_through: Callable[..., ObjectStorage], proxy: FaultProxy, action: str, kind: str
+    open_through: Callable[..., ObjectStorage], proxy: FaultProxy, action: str, rule: dict[str, Any]
 ) -> None:
+    """Or a store that is busy: whatever was asked is asked again."""
     storage = open_through()
     storage.put("folder/object", b"1")
-    broken = proxy.rule(kind, times=1)  # type: ignore[arg-type]
+    broken = proxy.rule(**rule)
     ACTIONS[action](storage)
-    assert broken.hits == 1
+    assert broken.hits == rule["times"]
 
 
 @pytest.mark.parametrize(

@@ -162,18 +162,6 @@ def test_a_stale_socket_is_replaced(executor: Executor) -> None:
     executor.start(client)
 
 
-def test_a_directory_with_a_long_name_has_its_socket_elsewhere(executors: StartExecutor, tmp_path: Path) -> None:
-    executor = executors(tmp_path / ("x" * 120))
-    path = local_dirs.socket_path(executor.directory)
-    assert not path.is_relative_to(executor.directory)
-    client = executor.client()
-    executor.start(client)
-    executor.kill()
-    assert client.process is not None
-    client.process.wait(PATIENCE_SECONDS)
-    assert not path.exists()
-
-
 def test_a_server_that_cannot_serve_ends_and_frees_the_lock(executor: Executor) -> None:
     """A process that holds the lock and does not listen would leave the executor without a server for good."""
     local_dirs.socket_path(executor.directory).mkdir()

@@ -295,9 +295,12 @@ def test_a_database_that_grows_when_read_is_refused(tmp_path: Path) -> None:
         rocksdb_files.read_rows(partition, Named(1), "lz4", None, LIMIT)
 
 
-@pytest.mark.parametrize("kind", ["CURRENT", ".sst"])
+@pytest.mark.parametrize("kind", ["CURRENT", ".sst", "settings"])
 def test_a_full_disk_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """What an archive has, and the tables beside it; `holdfast get` ended with a traceback."""
+    """What an archive has, the tables beside it, and the settings that rocksdict writes even to read.
+
+    `holdfast get` ended with a traceback.
+    """
     database(tmp_path, "1", {b"\2\0a": b"1"}, {"ours": 2})
     opened = os.open
 
@@ -305,18 +308,6 @@ def test_a_full_disk_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         if flags & os.O_CREAT and str(path).endswith(kind):
             raise OSError(errno.ENOSPC, "No space left on device")
         return opened(path, flags, *arguments, **options)
-
-    monkeypatch.setattr(os, "open", open_while_there_is_room)
-    with (
-        LocalStorage(str(tmp_path)) as partition,
-        pytest.raises(UnavailableError, match=r"no space left.*SPARK_LOCAL_DIRS"),
-    ):
-        rocksdb_files.read_rows(partition, Named(1), "lz4", "ours", LIMIT)
-
-
-def test_a_disk_full_before_the_database_opens_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """rocksdict writes its own settings into the folder even to read it."""
-    database(tmp_path, "1", {b"\2\0a": b"1"}, {"ours": 2})
 
     def opened_without_room(*arguments: Any) -> Rdict:
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -326,8 +317,14 @@ def test_a_disk_full_before_the_database_opens_is_no_damage(tmp_path: Path, monk
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
-    monkeypatch.setattr(rocksdb_files, "Rdict", opened_without_room)
-    with LocalStorage(str(tmp_path)) as partition, pytest.raises(UnavailableError, match="no space left"):
+    if kind == "settings":
+        monkeypatch.setattr(rocksdb_files, "Rdict", opened_without_room)
+    else:
+        monkeypatch.setattr(os, "open", open_while_there_is_room)
+    with (
+        LocalStorage(str(tmp_path)) as partition,
+        pytest.raises(UnavailableError, match=r"no space left.*SPARK_LOCAL_DIRS"),
+    ):
         rocksdb_files.read_rows(partition, Named(1), "lz4", "ours", LIMIT)
 
 
