@@ -26,6 +26,7 @@ from holdfast.backends.base import Backend, Pointer
 from holdfast.errors import CorruptionError, HoldfastError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
+from tests.damage import flip
 from tests.model.built_in import BUILT_IN, copy_at_rest, copy_directory, open_backend
 from tests.model.steps import TABLES, commit_log, look_after, step_of, take_step, write
 from tests.tiers import ALL, LONG, cases
@@ -94,14 +95,10 @@ class Damage(NamedTuple):
         """Change the file in place, so in all its links."""
         path = directory / self.file
         times = path.stat()
-        with path.open("r+b") as file:
-            if self.is_cut:
-                file.truncate(self.offset)
-            else:
-                file.seek(self.offset)
-                byte = file.read(1)[0]
-                file.seek(self.offset)
-                file.write(bytes([byte ^ 1 << self.offset % 8]))
+        if self.is_cut:
+            os.truncate(path, self.offset)
+        else:
+            flip(path, self.offset)
         if keep_time:
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 

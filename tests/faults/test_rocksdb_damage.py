@@ -8,9 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import random
 import shutil
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +38,7 @@ from holdfast.testing.state_rows import (
     run_of,
     users,
 )
-from tests.tiers import cases, repetitions
+from tests.damage import flip
 
 ROWS = 3000
 OPTIONS = {"compression": "none"}
@@ -156,38 +154,8 @@ def check_damaged(directory: Path, *, verify: bool) -> str:
     return noticed
 
 
-def flip(file: Path, offset: int) -> None:
-    data = bytearray(file.read_bytes())
-    data[offset] ^= 1 << offset % 8
-    file.write_bytes(data)
-
-
 def files_of(shard: Path) -> list[Path]:
     return sorted(path.relative_to(shard) for path in shard.glob("generations/*/*") if not path.is_symlink())
-
-
-def kind_of(file: Path) -> str:
-    return file.suffix or file.name.split("-")[0]
-
-
-@pytest.mark.all
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("verify", cases([False, True]), ids=lambda verify: "verified" if verify else "read")
-def test_a_flipped_byte_is_noticed_or_harmless(shard: Path, tmp_path: Path, verify: bool) -> None:
-    """In every kind of file, at sampled offsets: an error that names the file; then restored."""
-    chance = random.Random(verify)
-    noticed: Counter[tuple[str, str]] = Counter()
-    for file in files_of(shard):
-        size = (shard / file).stat().st_size
-        for offset in sorted({0, size - 1, *(chance.randrange(size) for _ in repetitions(4, 60))}):
-            copy = copy_of(shard, tmp_path)
-            flip(copy / file, offset)
-            noticed[kind_of(file), check_damaged(copy, verify=verify)] += 1
-            shutil.rmtree(copy.parent)
-    assert {kind for kind, _ in noticed} == {".sst", "MANIFEST", "CURRENT", "generation"}
-    # Each is verified before it is frozen, if reading has not noticed it.
-    assert {how for _, how in noticed} == {"verify" if verify else "reading"}
 
 
 @pytest.mark.slow

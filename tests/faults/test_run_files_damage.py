@@ -27,6 +27,7 @@ from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.state_rows import COUNTS, P1, P2, P3, TABLES, contents, counts, keys_of, users, values_of
+from tests.damage import flip
 from tests.faults.elsewhere import finish, run_elsewhere
 from tests.tiers import LONG, cases
 
@@ -60,18 +61,6 @@ def file_of(backend: RunFilesBackend, kind: str) -> Path:
     (merged,) = backend.directory.glob("merges/*/*.arrow")
     files = (merged.parent / "merge", merged, own.parent / "version", own, shared)
     return files[KINDS.index(kind)]
-
-
-def flip(path: Path, offset: int, *, unnoticed: bool = False) -> None:
-    """Flip a bit, as somebody who writes to the file does, or as a failing disk does."""
-    found = path.stat()
-    with path.open("r+b") as file:
-        file.seek(offset)
-        (byte,) = file.read(1)
-        file.seek(offset)
-        file.write(bytes([byte ^ 1 << offset % 8]))
-    if unnoticed:
-        os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
 def offsets(path: Path) -> Iterator[int]:
@@ -299,18 +288,23 @@ def many() -> dict[str, Any]:
     return counts(*((f"user {i}", i) for i in range(100_000)))
 
 
+def held(directory: Path, kind: type[RunFilesBackend]) -> RunFilesBackend:
+    """Return a shard with one version."""
+    backend = open_backend(directory, kind)
+    backend.apply(None, P1, counts(("ann", 1)), {})
+    return backend
+
+
 def test_a_full_disk_changes_nothing(small_disk: Path, kind: type[RunFilesBackend], many: dict[str, Any]) -> None:
-    backend = open_backend(small_disk / "shard", kind)
-    first, second = Pointer(1, "aa"), Pointer(2, "bb")
-    backend.apply(None, first, counts(("ann", 1)), {})
+    backend = held(small_disk / "shard", kind)
     before = backend.statistics()
-    for attempt in (lambda: backend.apply(first, second, many, {}), lambda: backend.load(second, many, {})):
+    for attempt in (lambda: backend.apply(P1, P2, many, {}), lambda: backend.load(P2, many, {})):
         with pytest.raises(UnavailableError, match=r"no space left for local state at .*shard.*local\.dir"):
             attempt()
         assert backend.statistics() == before
         assert backend.remove_leftovers(2**63) == 0
-    backend.apply(first, second, counts(("bob", 2)), {})
-    with backend.view(second) as view:
+    backend.apply(P1, P2, counts(("bob", 2)), {})
+    with backend.view(P2) as view:
         assert contents(view, "counts") == {("ann",): (1,), ("bob",): (2,)}
 
 
@@ -359,49 +353,38 @@ def test_a_file_where_a_directory_should_be(tmp_path: Path, kind: type[RunFilesB
         open_backend(tmp_path / "file" / "shard", kind)
 
 
-def test_a_vanished_directory_is_a_lost_state_and_a_good_place(tmp_path: Path, kind: type[RunFilesBackend]) -> None:
-    """A cleaner removed everything: what was there is not found, what comes is stored."""
-    backend = open_backend(tmp_path / "shard", kind)
-    first, second = Pointer(1, "aa"), Pointer(2, "bb")
-    backend.apply(None, first, counts(("ann", 1)), {})
+@pytest.mark.parametrize("is_file", [False, True], ids=["nothing", "a file"])
+def test_a_vanished_directory_is_a_lost_state(tmp_path: Path, kind: type[RunFilesBackend], is_file: bool) -> None:
+    """A cleaner removed everything: what was there is not found; what comes is stored, unless a file is in the way."""
+    backend = held(tmp_path / "shard", kind)
     shutil.rmtree(tmp_path / "shard")
+    if is_file:
+        (tmp_path / "shard").write_text("no directory")
     for ask in (backend.view, backend.freeze, backend.maintain):
         with pytest.raises(NotFoundError):
-            ask(first)
-    with pytest.raises(NotFoundError):
-        backend.apply(first, second, counts(("ann", 1)), {})
-    assert backend.versions() == []
-    assert backend.statistics().local_bytes == 0
-    backend.drop([first])
-    assert backend.remove_leftovers(2**63) == 0
-    backend.load(first, counts(("ann", 1)), {})
-    backend.apply(first, second, counts(("bob", 1)), {})
-    with backend.view(second) as view:
-        assert contents(view, "counts") == {("ann",): (1,), ("bob",): (1,)}
-
-
-def test_a_directory_in_whose_place_stands_a_file(tmp_path: Path, kind: type[RunFilesBackend]) -> None:
-    backend = open_backend(tmp_path / "shard", kind)
-    first, second = Pointer(1, "aa"), Pointer(2, "bb")
-    backend.apply(None, first, counts(("ann", 1)), {})
-    shutil.rmtree(tmp_path / "shard")
-    (tmp_path / "shard").write_text("no directory")
-    for ask in (backend.view, backend.freeze, backend.maintain):
-        with pytest.raises(NotFoundError):
-            ask(first)
+            ask(P1)
     assert (backend.versions(), backend.verify()) == ([], [])
-    for attempt in (lambda: backend.load(second, counts(("ann", 1)), {}), lambda: backend.drop([first])):
-        with pytest.raises(UnavailableError, match=r"shard.*local\.dir"):
-            attempt()
+    if is_file:
+        for attempt in (lambda: backend.load(P2, counts(("ann", 1)), {}), lambda: backend.drop([P1])):
+            with pytest.raises(UnavailableError, match=r"shard.*local\.dir"):
+                attempt()
+        return
+    with pytest.raises(NotFoundError):
+        backend.apply(P1, P2, counts(("ann", 1)), {})
+    assert backend.statistics().local_bytes == 0
+    backend.drop([P1])
+    assert backend.remove_leftovers(2**63) == 0
+    backend.load(P1, counts(("ann", 1)), {})
+    backend.apply(P1, P2, counts(("bob", 1)), {})
+    with backend.view(P2) as view:
+        assert contents(view, "counts") == {("ann",): (1,), ("bob",): (1,)}
 
 
 def test_a_directory_that_vanishes_while_it_is_written(
     tmp_path: Path, kind: type[RunFilesBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The attempt fails as one that may be tried again, not as a version that is absent."""
-    backend = open_backend(tmp_path / "shard", kind)
-    first, second = Pointer(1, "aa"), Pointer(2, "bb")
-    backend.apply(None, first, counts(("ann", 1)), {})
+    backend = held(tmp_path / "shard", kind)
     push = backend._push
 
     def push_and_vanish(*args: Any, **kwargs: Any) -> list[RunFile]:
@@ -411,10 +394,10 @@ def test_a_directory_that_vanishes_while_it_is_written(
 
     monkeypatch.setattr(backend, "_push", push_and_vanish)
     with pytest.raises(UnavailableError, match=r"vanished.*local\.dir"):
-        backend.apply(first, second, counts(("ann", 2)), {})
+        backend.apply(P1, P2, counts(("ann", 2)), {})
     monkeypatch.undo()
-    backend.apply(first, second, counts(("ann", 2)), {})
-    with backend.view(second) as view:
+    backend.apply(P1, P2, counts(("ann", 2)), {})
+    with backend.view(P2) as view:
         assert users(view, "ann") == [(2,)]
 
 

@@ -28,6 +28,7 @@ from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.state_rows import COUNTS, P1, P2, P3, TABLES, contents, counts, keys_of, values_of
+from tests.damage import flip
 from tests.faults.stopped_process import kills, traced  # noqa: F401  a fixture
 from tests.model.built_in import BUILT_IN, open_backend
 from tests.tiers import LONG, cases, repetitions
@@ -149,9 +150,7 @@ def test_a_flipped_byte_of_a_run_is_refused_before_anything_is_made(shard: RunFi
         for place in (0, size // 3, size // 2, size - 40, size - 1):
             folder = tmp_path / "flipped"
             shutil.copytree(tmp_path / "frozen", folder)
-            data = bytearray((folder / name).read_bytes())
-            data[place] ^= 0x10
-            (folder / name).write_bytes(data)
+            flip(folder / name, place)
             with pytest.raises(CorruptionError, match=name):
                 shard.thaw(P2, folder)
             assert shard.versions() == [P1]

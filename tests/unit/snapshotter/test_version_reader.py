@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -149,35 +149,32 @@ def test_versions_of_some_keys_are_read_once(lab: Lab) -> None:
     reader.close()
 
 
+def damaged(lab: Lab, folder: Path, change: Callable[[bytes], bytes]) -> tuple[At, Run, VersionReader]:
+    """Damage all files of the snapshot below a version; return that, its rows as they were, and a reader."""
+    pointer = lab.commit(lab.commit(None, 300), 100)
+    lab.log.write_snapshot(lab.backend, pointer)
+    newest = lab.at(lab.commit(pointer, 50))
+    wanted = lab.whole(newest, "counts", folder / "whole")
+    for part in (folder / "durable" / PREFIX / "files").iterdir():
+        part.write_bytes(change(part.read_bytes()))
+    return newest, wanted, VersionReader(lab.storage, PREFIX, TABLES, lab.executor, work_folder)
+
+
 def test_a_damaged_snapshot_is_gone_around(lab: Lab, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As a restore does: the same rows, from older objects, and a line in the log."""
-    old = lab.commit(None, 300)
-    pointer = lab.commit(old, 100)
-    lab.log.write_snapshot(lab.backend, pointer)
-    newest = lab.commit(pointer, 50)
-    wanted = lab.whole(lab.at(newest), "counts", tmp_path / "whole")
-    for part in (tmp_path / "durable" / PREFIX / "files").iterdir():
-        part.write_bytes(part.read_bytes()[:-40] + bytes(40))
-    reader = VersionReader(lab.storage, PREFIX, TABLES, lab.executor, work_folder)
-    every = keys(COUNTS, list(range(USERS)))
-    same(reader.find(lab.at(newest), "counts", every), wanted)
+    newest, wanted, reader = damaged(lab, tmp_path, lambda data: data[:-40] + bytes(40))
+    same(reader.find(newest, "counts", keys(COUNTS, list(range(USERS)))), wanted)
     assert "is not used" in caplog.text
-    assert sum(len(run) for run in reader.scan(lab.at(newest), "counts")) == len(wanted)
+    assert sum(len(run) for run in reader.scan(newest, "counts")) == len(wanted)
     reader.close()
 
 
 def test_a_scan_that_meets_damage_says_so_and_the_next_one_goes_around_it(lab: Lab, tmp_path: Path) -> None:
     """Rows that were yielded cannot be taken back, so a scan never goes on as if nothing had been."""
-    pointer = lab.commit(None, 300)
-    lab.log.write_snapshot(lab.backend, pointer)
-    newest = lab.commit(pointer, 50)
-    wanted = lab.whole(lab.at(newest), "counts", tmp_path / "whole")
-    for part in (tmp_path / "durable" / PREFIX / "files").iterdir():
-        part.write_bytes(bytes(len(part.read_bytes())))
-    reader = VersionReader(lab.storage, PREFIX, TABLES, lab.executor, work_folder)
+    newest, wanted, reader = damaged(lab, tmp_path, lambda data: bytes(len(data)))
     with pytest.raises(CorruptionError):
-        list(reader.scan(lab.at(newest), "counts"))
-    assert sum(len(run) for run in reader.scan(lab.at(newest), "counts")) == len(wanted)
+        list(reader.scan(newest, "counts"))
+    assert sum(len(run) for run in reader.scan(newest, "counts")) == len(wanted)
     reader.close()
 
 

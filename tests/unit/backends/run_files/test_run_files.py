@@ -31,6 +31,7 @@ from holdfast.backends.run_files.view import FrozenRuns
 from holdfast.backends.run_files.written_run import WrittenRun
 from holdfast.errors import CorruptionError, UnavailableError
 from holdfast.testing.state_rows import COUNTS, P1, P2, P3, TABLES, contents, counts, users
+from tests.damage import flip
 from tests.faults.elsewhere import finish, run_elsewhere
 
 MANY = counts(*((f"user {i}", i) for i in range(20_000)))
@@ -320,40 +321,19 @@ def test_a_forked_process_begins_with_none(shard: FilesystemBackend) -> None:
     assert len(read(shard, P1)) == 10_000
 
 
-def flip(path: Path, offset: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        (byte,) = file.read(1)
-        file.seek(offset)
-        file.write(bytes([byte ^ 1]))
-
-
-@pytest.mark.parametrize("damage", ["written to", "cut", "its end, with its time set back"])
+@pytest.mark.parametrize("damage", ["written to", "cut", "its end, unnoticed", "its middle, unnoticed"])
 def test_damage_to_a_kept_file_is_noticed_as_before(shard: FilesystemBackend, damage: str) -> None:
-    """What was whole an hour ago may be damaged now."""
+    """What was whole an hour ago may be damaged now; what no time tells would get a new digest by a merge."""
     read(shard, P1)
     (path,) = shard.directory.glob("versions/*/*.arrow")
-    found = path.stat()
+    size = path.stat().st_size
     if damage == "cut":
-        os.truncate(path, found.st_size // 2)
+        os.truncate(path, size // 2)
     else:
-        flip(path, found.st_size - 20 if damage != "written to" else 700)
-        if damage != "written to":
-            os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+        place = {"written to": 700, "its end, unnoticed": size - 20}.get(damage, size // 2)
+        flip(path, place, unnoticed=damage != "written to")
     with pytest.raises(CorruptionError, match="arrow"):
-        shard.view(P1)
-    assert shard.versions() == []
-
-
-def test_a_kept_file_is_read_whole_before_it_is_merged(shard: FilesystemBackend) -> None:
-    """Damage that no time of modification tells would get a new digest."""
-    read(shard, P1)
-    (path,) = shard.directory.glob("versions/*/*.arrow")
-    found = path.stat()
-    flip(path, found.st_size // 2)
-    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
-    with pytest.raises(CorruptionError, match="arrow"):
-        shard.apply(P1, P2, MANY_KEPT, {})
+        shard.apply(P1, P2, MANY_KEPT, {}) if damage == "its middle, unnoticed" else shard.view(P1)
     assert shard.versions() == []
 
 

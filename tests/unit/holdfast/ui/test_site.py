@@ -32,6 +32,7 @@ from holdfast.ui.app import make_app, trusted_hosts
 from holdfast.ui.inquiry import Inquiry, Patience
 from holdfast.ui.overview import overview
 from holdfast.ui.site import BATCHES_MAX, Directory, Site
+from tests.damage import flip
 from tests.model.shard_history import ShardHistory
 from tests.servers.programs import wait_until
 from tests.unit.holdfast.commands.conftest import put_record, run
@@ -390,9 +391,7 @@ def cut_off(path: Path) -> None:
 
 
 def change_a_byte(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 0xFF
-    path.write_bytes(data)
+    flip(path, path.stat().st_size // 2)
 
 
 def empty(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -36,11 +36,11 @@ from holdfast.snapshotter.savepoints.savepoints import (
     unnamed_keys,
     verify_savepoint,
 )
-from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.probe import probe_storage
-from holdfast.snapshotter.storage.wrappers import WrappedStorage
 from holdfast.testing.faulty_storage import Action, Fault, FaultyStorage
+from tests.damage import flipped
 from tests.model.shard_history import TimedStorage
 from tests.ram import storage_in_ram
 from tests.unit.snapshotter.savepoints.conftest import KEY_OF_MANIFEST, STATE, a_savepoint
@@ -151,14 +151,14 @@ def test_a_manifest_is_deleted_first(target: ObjectStorage, monkeypatch: pytest.
     assert deleted[0] == [f"one/{KEY}"]
 
 
-def altered(data: bytes) -> bytes:
-    return bytes([data[0] ^ 1]) + data[1:]
-
-
 @pytest.mark.parametrize("of_log", [False, True])
 @pytest.mark.parametrize(
     ("damage", "said"),
-    [(None, "is missing"), (altered, "checksum does not match"), (lambda data: data[:-1], "missing|checksum")],
+    [
+        (None, "is missing"),
+        (lambda data: flipped(data, 0), "checksum does not match"),
+        (lambda data: data[:-1], "missing|checksum"),
+    ],
 )
 def test_damage_is_found_in_each_part(
     target: ObjectStorage,
@@ -323,9 +323,6 @@ def test_pieces_that_are_read_survive_json() -> None:
     assert piece.to_json()["first_hash"] == "f" * 16
 
 
-ANOTHER = f"one/operators/totals/state/0000-0-{'f' * 16}.arrow"
-
-
 @pytest.fixture
 def timed() -> TimedStorage:
     return TimedStorage()
@@ -335,63 +332,6 @@ def stored(timed: TimedStorage, comment: str, maker: str = "") -> Savepoint:
     made = replace(a_savepoint(timed, maker=maker), comment=comment)
     timed.delete([f"one/{KEY_OF_MANIFEST}"])
     return made
-
-
-def test_the_one_that_finishes_first_has_the_name(timed: TimedStorage, executor: ThreadPoolExecutor) -> None:
-    """The other one is told, and none of the winner's pieces is gone."""
-    first, second = begin_savepoint(timed, "one"), begin_savepoint(timed, "one")
-    made, too_late = stored(timed, "first", first.id), stored(timed, "second", second.id)
-    first.finish(made)
-    with pytest.raises(ConflictError, match="another process"):
-        second.finish(too_late)
-    assert read_savepoint(timed, "one") == made
-    assert verify_savepoint(timed, made, executor) == []
-    assert {info.key for info in savepoint_folder(timed, "one").list("")} == {KEY_OF_MANIFEST, *made.keys}
-    with pytest.raises(ConflictError, match="there is a savepoint of this name"):
-        begin_savepoint(timed, "one")
-
-
-def test_a_maker_that_was_killed_blocks_nothing(timed: TimedStorage, executor: ThreadPoolExecutor) -> None:
-    timed.put(ANOTHER, b"a piece")
-    (listed,) = list_savepoints(timed, executor)
-    assert (listed.name, listed.objects, listed.savepoint) == ("one", 1, None)
-    again = stored(timed, "again")
-    begin_savepoint(timed, "one").finish(again)
-    assert read_savepoint(timed, "one") == again
-    assert unnamed_keys(savepoint_folder(timed, "one").list(""), again) == [ANOTHER.removeprefix("one/")]
-    delete_savepoint(timed, "one")
-    assert timed.list("") == []
-
-
-class Overtaken(WrappedStorage):
-    """What its user's last look shows is out of date when it arrives."""
-
-    def __init__(self, inner: ObjectStorage, meanwhile: Callable[[], object]) -> None:
-        super().__init__(inner)
-        self.meanwhile = meanwhile
-
-    def list(self, prefix: str) -> Sequence[ObjectInfo]:
-        found = super().list(prefix)
-        if any(info.key == f"one/{KEY_OF_MANIFEST}" for info in found):
-            self.meanwhile()
-        return found
-
-
-def test_one_whose_name_is_used_again_takes_nothing_from_the_next(
-    timed: TimedStorage, executor: ThreadPoolExecutor
-) -> None:
-    """While its maker looks for the last time, somebody deletes it, and another one that was begun has its name."""
-
-    def use_the_name_again() -> None:
-        gone = made.keys.keys() - after.keys.keys()  # whoever deletes had looked before the other one's were there
-        timed.delete([f"one/{key}" for key in (KEY_OF_MANIFEST, *gone)])
-        second.finish(after)
-
-    first, second = begin_savepoint(Overtaken(timed, use_the_name_again), "one"), begin_savepoint(timed, "one")
-    made, after = stored(timed, "first"), stored(timed, "second")
-    first.finish(made)
-    assert read_savepoint(timed, "one") == after
-    assert verify_savepoint(timed, after, executor) == []
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from holdfast.snapshotter.snapshots import SnapshotPolicy
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage, WrappedStorage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
+from tests.damage import flipped
 from tests.fuzz.forge import digest_of, put_together, take_apart, with_header
 from tests.model.built_in import BUILT_IN
 from tests.tiers import cases
@@ -297,9 +298,7 @@ def test_a_carried_commit_that_did_not_come_is_an_error(shard_of: Opener) -> Non
 def test_a_carried_commit_that_was_altered_is_refused(shard_of: Opener) -> None:
     one, other = shard_of(carried_bytes=4000), shard_of(carried_bytes=4000)
     pointer = one.write(None, range(3), 1)
-    data = bytearray(one.log.carried[pointer])
-    data[40] ^= 1
-    other.log.carried[pointer] = bytes(data)
+    other.log.carried[pointer] = flipped(one.log.carried[pointer])
     with pytest.raises(CorruptionError, match="the commit that the query carries"):
         other.store.begin(pointer)
 
@@ -516,7 +515,7 @@ def _key(key: str) -> Callable[[dict[str, object]], None]:
     return lambda header: header["files"][0]["parts"][0].update(key=key)  # type: ignore[index]
 
 
-def _size(size_bytes: object) -> Callable[[dict[str, object]], None]:
+def _size(size_bytes: int) -> Callable[[dict[str, object]], None]:
     return lambda header: header["files"][0].update(size_bytes=size_bytes)  # type: ignore[index]
 
 
@@ -528,12 +527,9 @@ FORGERIES = {
     "a name twice": lambda header: header["files"].append(header["files"][0]),  # type: ignore[attr-defined]
     "a part elsewhere": _key("../shard-0004/files/aaaaaaaaaaaaaaaa-0"),
     "a part that is a commit": _key("commits/1-aa"),
-    "a size below zero": _size(-1),
     "an absurd size": _size(1 << 61),
-    "a size that is none": _size("1"),
     "a size that the parts do not have": _size(9),
     "parts of nothing": lambda header: header.update(part_bytes=0),
-    "no files": lambda header: header.pop("files"),
     "another version": lambda header: header.update(pointer="9-aa"),
     "another shard": lambda header: header.update(shard="totals/shard-0004"),
 }

@@ -28,6 +28,7 @@ from holdfast.snapshotter.upkeep.verification import verify_shard
 from holdfast.spark_integration.server import open_shards
 from holdfast.spark_integration.server import snapshotting as snapshotting_module
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
+from tests.damage import flipped
 from tests.fuzz.forge import put_together, take_apart
 from tests.model.shard_history import PREFIX, ShardHistory, TimedStorage
 from tests.soak.cluster import ClockedStorage, Place
@@ -299,9 +300,7 @@ def test_verification_reads_all_of_it_a_block_at_a_time(storage: Watched, execut
 
 @pytest.mark.parametrize("at", [0, BLOCK_BYTES, ROWS_BYTES - 1])
 def test_verification_finds_a_byte_that_was_altered(storage: Watched, executor: Executor, at: int) -> None:
-    data = bytearray(large_commit())
-    data[at] ^= 1
-    storage.put(KEY, data)
+    storage.put(KEY, flipped(bytes(large_commit()), at))
     (damage,) = verify_shard(listed(storage)[0], executor, 100).damages
     assert (damage.key, "checksum" in damage.problem) == (KEY, True)
 

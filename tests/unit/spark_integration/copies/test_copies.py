@@ -22,6 +22,7 @@ from holdfast.spark_integration import copies
 from holdfast.spark_integration.copies import copy_location, copy_shard
 from holdfast.spark_integration.spark_state.pointers import StatefulStep
 from holdfast.spark_integration.spark_state.query_location import QueryLocation
+from tests.damage import flip
 from tests.unit.snapshotter.upkeep.conftest import Bench
 
 BATCH = '{"batchWatermarkMs":5,"batchTimestampMs":1700000000000,"conf":{"spark.sql.shuffle.partitions":"2"}}'
@@ -166,12 +167,6 @@ def by_age(bench: Bench, folder: str) -> list[str]:
     return [f"{folder}/{name}" for name in sorted(names, key=lambda name: int(name.partition("-")[0]))]
 
 
-def flip(path: Path) -> bytes:
-    before = path.read_bytes()
-    path.write_bytes(before[:20] + bytes([before[20] ^ 1]) + before[21:])
-    return before
-
-
 def test_what_the_version_builds_on_is_checked_byte_by_byte(bench: Bench) -> None:
     """One flipped byte has the right size: a clone of it would fail when the original is gone."""
     whole = copied(bench)
@@ -180,7 +175,8 @@ def test_what_the_version_builds_on_is_checked_byte_by_byte(bench: Bench) -> Non
     }
     needed = [*by_age(bench, "commits")[-2:], by_age(bench, "snapshots")[-1]]
     for key in needed:
-        before = flip(stored(bench, key))
+        before = stored(bench, key).read_bytes()
+        flip(stored(bench, key), 20)
         with pytest.raises(CorruptionError):
             copied(bench)
         stored(bench, key).unlink()
@@ -194,7 +190,8 @@ def test_a_damaged_part_is_found(bench: Bench) -> None:
     refused = 0
     whole = copied(bench)
     for path in sorted(stored(bench, "files").iterdir()):
-        before = flip(path)
+        before = path.read_bytes()
+        flip(path, 20)
         try:
             left = copied(bench)
         except CorruptionError:

@@ -25,6 +25,7 @@ from holdfast.errors import NotFoundError, UnavailableError
 from holdfast.spark_integration.executor import local_dirs, takeover
 from holdfast.spark_integration.executor.processes import ProcessId
 from holdfast.testing.state_rows import TABLES, contents, counts
+from tests.damage import flip
 from tests.unit.spark_integration.executor.damaged_disk import fail_at
 
 DEAD, DEAD_TOO = ProcessId(2**22 + 1, 1), ProcessId(2**22 + 2, 1)
@@ -105,7 +106,7 @@ def test_a_database_is_verified_by_who_takes_it_over(
         backend.drop([FIRST])
     (table,) = (dead / SHARD).glob("generations/*/*.sst")
     if is_damaged:
-        damage_unnoticed(table)
+        flip(table, table.stat().st_size // 3, unnoticed=True)
     directory = local_dirs.executor_directory(tmp_path, living)
 
     def open_database(path: Path) -> RocksDBBackend:
@@ -163,21 +164,12 @@ def test_a_damaged_version_is_set_aside_before_anybody_reads_it(
     """Files that look untouched, too: only their digest tells."""
     dead = leave_shard(tmp_path, DEAD)
     (run,) = (dead / SHARD / "versions" / "1-aa").glob("*.arrow")
-    damage_unnoticed(run)
+    flip(run, run.stat().st_size // 3, unnoticed=True)
     taken, shard = adopt(tmp_path, living)
     assert taken
     with pytest.raises(NotFoundError):
         users_of(shard, FIRST)
     assert str(dead / SHARD / "versions" / "1-aa") in caplog.text
-
-
-def damage_unnoticed(path: Path) -> None:
-    """Flip a bit as a failing disk does: no time stamp tells."""
-    found = path.stat()
-    data = bytearray(path.read_bytes())
-    data[len(data) // 3] ^= 4
-    path.write_bytes(data)
-    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
 def test_of_many_workers_one_takes_it(tmp_path: Path, living: ProcessId, monkeypatch: pytest.MonkeyPatch) -> None:

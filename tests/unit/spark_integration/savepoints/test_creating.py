@@ -45,6 +45,7 @@ from holdfast.spark_integration.timers import KeyTimers, first_due_ms, hashes_of
 from holdfast.spark_integration.ttl.expiry import expiring_tables
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests import sink_logs
+from tests.damage import flipped
 
 DEDUPLICATION = StatefulStep(0, "dedupe", is_ours=False, has_timeout=False, pointers={})
 TOTALS = StatefulStep(1, "applyInPandasWithState", is_ours=True, has_timeout=False, pointers={"totals": {"totals": []}})
@@ -419,7 +420,7 @@ def test_a_damaged_piece_is_not_copied(tmp_path: Path) -> None:
         (found,) = [row["error"] for batch in copier(iter(task.to_batches())) for row in batch.to_pylist()]
         return found
 
-    path.write_bytes(good[:100] + bytes([good[100] ^ 1]) + good[101:])
+    path.write_bytes(flipped(good, 100))
     assert "CorruptionError" in str(error())
     path.unlink()
     assert "is missing" in str(error())

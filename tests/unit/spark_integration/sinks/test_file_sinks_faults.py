@@ -30,6 +30,7 @@ from holdfast.spark_integration.sinks.files.parquet import ParquetSink, read_par
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery, TwoPhaseSink
 from holdfast.testing.faulty_storage import Fault, FaultyStorage, Kind
 from holdfast.testing.sink_scenario import HANDLE_BYTES_MAX
+from tests.damage import flip
 from tests.model.sink_target import Killed
 from tests.model.turns import OverwritingStorage
 from tests.sink_drivers import prepared
@@ -361,9 +362,7 @@ def _swap(folder: Path) -> None:
 
 def _damage(folder: Path) -> None:
     note = _notes(folder)[1]
-    data = bytearray(note.read_bytes())
-    data[len(data) // 2] ^= 1
-    note.write_bytes(data)
+    flip(note, note.stat().st_size // 2)
 
 
 def _lose_a_file(folder: Path) -> None:

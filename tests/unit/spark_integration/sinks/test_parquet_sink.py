@@ -39,6 +39,7 @@ from holdfast.spark_integration.sinks.files.parquet import (
     read_parquet,
 )
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery
+from tests.damage import flipped
 from tests.sink_drivers import prepared
 
 SCHEMA = pa.schema([("key", pa.int64()), ("word", pa.string())])
@@ -165,15 +166,7 @@ def test_manifests_that_overlap_are_refused() -> None:
         in_force([ManifestName(1, 1, 4), across])
 
 
-def _cut(data: bytes) -> bytes:
-    return data[:-1]
-
-
-def _flipped(data: bytes) -> bytes:
-    return data[:40] + bytes([data[40] ^ 1]) + data[41:]
-
-
-@pytest.mark.parametrize("damage", [_cut, _flipped, lambda _data: b""])
+@pytest.mark.parametrize("damage", [lambda data: data[:-1], flipped, lambda _: b""])
 def test_damaged_manifests_are_refused(writer: Writer, damage: Callable[[bytes], bytes]) -> None:
     writer.write(0, [1])
     (path,) = writer.folder.iterdir()
