@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import fields
 
 import pytest
 from hypothesis import given
@@ -61,15 +60,6 @@ def test_each_key_sets_its_value_and_others_are_not_ours() -> None:
         retained_versions=7,
     )
     assert Settings.parse({"spark.holdfast.commit.carriedBytes": "0"}).carried_bytes == 0
-
-
-def test_every_setting_has_a_key_in_this_test() -> None:
-    keys = {f.metadata["key"] for f in fields(Settings) if f.metadata}
-    assert keys == {
-        *("timeouts", "pandas.frameTemplates", "backend", "state.dir", "local.dir", "shards", "restore.allowNew"),
-        *("snapshot.maxCommits", "snapshot.maxBytes", "snapshot.intervalSeconds", "snapshot.upload.bandwidth"),
-        *("commit.carriedBytes", "metrics.inProgress", "metrics.port", "metrics.address"),
-    }
 
 
 @pytest.mark.parametrize(("text", "size_bytes"), [("1", 1), ("7B", 7), (" 512 kb ", 512 << 10), ("2g", 2 << 30)])

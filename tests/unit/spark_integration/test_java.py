@@ -89,6 +89,7 @@ def test_wrapper_drops_one_argument_and_keeps_the_others_as_they_are(tmp_path: P
 
 
 def test_wrapper_is_private_complete_and_made_once(tmp_path: Path) -> None:
+    """For each runtime, and again where it was half cleaned away."""
     runtime = runtime_that_prints_arguments(tmp_path / "runtime")
     home = java.wrapped_home(runtime, tmp_path / "cache")
     made = (home / "bin" / "java").stat()
@@ -99,16 +100,7 @@ def test_wrapper_is_private_complete_and_made_once(tmp_path: Path) -> None:
     assert (home / "lib").resolve() == runtime / "lib"
     assert (home / "bin" / "jcmd").resolve() == runtime / "bin" / "jcmd"
     assert [entry.name for entry in home.parent.iterdir()] == [home.name]
-
-
-def test_wrapper_of_another_runtime_has_another_home(tmp_path: Path) -> None:
-    one, other = (runtime_that_prints_arguments(tmp_path / name) for name in ("one", "other"))
-    assert java.wrapped_home(one, tmp_path / "cache") != java.wrapped_home(other, tmp_path / "cache")
-
-
-def test_wrapper_that_was_half_cleaned_away_is_made_again(tmp_path: Path) -> None:
-    runtime = runtime_that_prints_arguments(tmp_path / "runtime")
-    home = java.wrapped_home(runtime, tmp_path / "cache")
+    assert java.wrapped_home(runtime_that_prints_arguments(tmp_path / "other"), tmp_path / "cache") != home
     shutil.rmtree(home / "bin")
     assert java.wrapped_home(runtime, tmp_path / "cache") == home
     assert (home / "bin" / "java").exists()

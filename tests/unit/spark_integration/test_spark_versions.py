@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib
 import re
 import subprocess
 import sys
@@ -134,43 +133,18 @@ def test_spark_4_0_tells_the_number_of_partitions_in_its_own_thread_only(monkeyp
     assert partitions((4, 1), in_sparks_thread=False) == 3
 
 
-OF_EVERY_SPARK = {
-    "pyspark.sql.conversion": ["LocalDataToArrowConversion.convert", "ArrowTableToRowsConversion.convert"]
-}
-SINCE_42 = {"pyspark.sql.conversion": ["ArrowBatchTransformer.to_pandas", "PandasToArrowConversion.convert"]}
-BEFORE_42 = {
-    "pyspark.sql.pandas.types": ["to_arrow_type"],
-    "pyspark.sql.pandas.serializers": [
-        "ArrowStreamPandasUDFSerializer.arrow_to_pandas",
-        "ArrowStreamPandasUDFSerializer._create_array",
-    ],
-}
-PRIVATE = [
-    (module, name)
-    for names_of in (OF_EVERY_SPARK, SINCE_42 if spark_versions._SPARK >= (4, 2) else BEFORE_42)
-    for module, names in names_of.items()
-    for name in names
-]
-
-
-@pytest.mark.parametrize(("module", "name"), PRIVATE)
-def test_pyspark_has_the_names_that_frames_are_converted_by(module: str, name: str) -> None:
-    """They are not public: should a release drop one, this test says which."""
-    owner: object = importlib.import_module(module)
-    for part in name.split("."):
-        owner = getattr(owner, part)
-    assert callable(owner)
+#: Of these no name is public.
+PRIVATE = {"pyspark.sql.conversion", "pyspark.sql.pandas.types", "pyspark.sql.pandas.serializers"}
 
 
 @pytest.mark.slow(1)
-def test_no_other_module_uses_them() -> None:
+def test_no_other_module_converts_frames_by_private_names() -> None:
     """Else another release of Spark fails in many places."""
-    modules = {module for names_of in (OF_EVERY_SPARK, SINCE_42, BEFORE_42) for module in names_of}
     using = {
         path
         for path, node in nodes()
         if isinstance(node, ast.ImportFrom)
-        and modules & {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        and PRIVATE & {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     }
     assert using == {"spark_integration/spark_versions.py"}
 

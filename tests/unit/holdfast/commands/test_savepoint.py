@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,11 +19,10 @@ import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from pyspark.sql import DataFrame
 
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.cli import group
-from holdfast.commands.export import export, places_of_query, write, write_files
+from holdfast.commands.export import export, places_of_query, write_files
 from holdfast.commands.savepoint import savepoint, say_new_query
 from holdfast.commands.target import size
 from holdfast.errors import ConflictError, CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
@@ -294,13 +293,6 @@ def test_diff_takes_savepoints_by_their_places(target: ObjectStorage, tmp_path: 
 def said(*arguments: object) -> str:
     """Return what the whole command line prints."""
     return CliRunner().invoke(group, [str(one) for one in arguments]).output
-
-
-def test_delta_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "holdfast.spark_integration.sinks.delta.exporting", raising=False)
-    monkeypatch.setitem(sys.modules, "deltalake", None)
-    with pytest.raises(InvalidArgumentError, match=r"pip install 'holdfast-spark\[delta\]'.*missing=deltalake"):
-        write(cast("DataFrame", None), "nowhere", "delta")
 
 
 def test_what_lies_there_says_whether_it_is_a_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

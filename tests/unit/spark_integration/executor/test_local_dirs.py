@@ -65,19 +65,16 @@ def test_one_that_others_may_enter_is_refused(tmp_path: Path, mode: int) -> None
     assert "spark.holdfast.local.dir" in str(caught.value)
 
 
-def test_a_link_is_refused_also_to_a_private_directory(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir(mode=0o700)
-    (tmp_path / "link").symlink_to(tmp_path / "mine")
+def test_a_link_and_one_of_another_user_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link also where it leads to a private directory."""
+    mine, link = tmp_path / "mine", tmp_path / "link"
+    mine.mkdir(mode=0o700)
+    link.symlink_to(mine)
     with pytest.raises(InvalidArgumentError, match="not a private directory"):
-        local_dirs.private_directory(tmp_path / "link")
-
-
-def test_one_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "theirs"
-    path.mkdir(mode=0o700)
-    monkeypatch.setattr(os, "getuid", lambda: path.stat().st_uid + 1)
+        local_dirs.private_directory(link)
+    monkeypatch.setattr(os, "getuid", lambda: mine.stat().st_uid + 1)
     with pytest.raises(InvalidArgumentError, match="not a private directory"):
-        local_dirs.private_directory(path)
+        local_dirs.private_directory(mine)
 
 
 def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:

@@ -146,11 +146,15 @@ class Store:
         times = tuple(ShardTimes(shard, None, 0) for shard in pointers)
         return SavedOperator("totals", 0, "host", False, shards, TABLES, TABLES, True, {}, times, ordered(pieces))
 
-    def restore(self, name: str, saved: SavedOperator, directory: str, shards: int) -> dict[int, Pointer]:
+    def restored(self, name: str, saved: SavedOperator, directory: str, shards: int) -> list[dict[str, Any]]:
+        """Return what the tasks of a restore tell."""
         operators = {"totals": RestoredOperator(directory, shards, TABLES, 0, wakes_to_evict=False)}
         restorer = ShardRestorer(self.settings, *self.places, name, operators)
         names = ("operator", "shard", "last", "pieces")
-        found = outcomes(restorer, [dict(zip(names, row, strict=True)) for row in rows_of_shards(saved, shards)])
+        return outcomes(restorer, [dict(zip(names, row, strict=True)) for row in rows_of_shards(saved, shards)])
+
+    def restore(self, name: str, saved: SavedOperator, directory: str, shards: int) -> dict[int, Pointer]:
+        found = self.restored(name, saved, directory, shards)
         assert not [row["error"] for row in found if row["error"]]
         return {row["shard"]: Pointer(FIRST_VERSION, row["commit"]) for row in found if row["commit"]}
 
@@ -301,12 +305,8 @@ def test_a_new_shard_knows_when_its_first_timer_is_due(store: Store) -> None:
     """Exactly: a shard that is called for nothing is called in every micro-batch."""
     hashes = some_hashes(2)
     saved = store.save("one", "totals", 2, store.write(hashes, 2))
-    operators = {"totals": RestoredOperator("again", 5, TABLES, 0, wakes_to_evict=False)}
-    restorer = ShardRestorer(store.settings, *store.places, "one", operators)
-    names = ("operator", "shard", "last", "pieces")
-    found = outcomes(restorer, [dict(zip(names, row, strict=True)) for row in rows_of_shards(saved, 5)])
     of_shard = shards_of(hashes, 5)
-    for row in found:
+    for row in store.restored("one", saved, "again", 5):
         users = np.flatnonzero(of_shard == row["shard"])
         assert row["earliest_timer_ms"] == int((users % 17).min()) - (1 << 63)
 
@@ -316,11 +316,7 @@ def test_a_damaged_piece_is_an_error_that_names_it(store: Store) -> None:
     saved = store.save("one", "totals", 2, pointers)
     with open_storage(str(store.folder / "savepoints")) as savepoints:
         savepoint_folder(savepoints, "one").delete([saved.pieces[0].key])
-    operators = {"totals": RestoredOperator("again", 2, TABLES, 0, wakes_to_evict=False)}
-    restorer = ShardRestorer(store.settings, *store.places, "one", operators)
-    names = ("operator", "shard", "last", "pieces")
-    found = outcomes(restorer, [dict(zip(names, row, strict=True)) for row in rows_of_shards(saved, 2)])
-    (error,) = [row["error"] for row in found if row["error"]]
+    (error,) = [row["error"] for row in store.restored("one", saved, "again", 2) if row["error"]]
     assert error.startswith("CorruptionError: ")
     assert saved.pieces[0].key in error
 

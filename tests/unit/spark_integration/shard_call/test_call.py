@@ -18,13 +18,11 @@ import pytest
 
 from holdfast.backends.arrow.rows import one_chunk
 from holdfast.backends.base import Pointer
-from holdfast.backends.registry import find_backend
 from holdfast.backends.run_files.backend import FilesystemBackend
 from holdfast.clock import new_id
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError, StateLostError, UnavailableError
 from holdfast.mvcc import Transaction, VersionedStore
 from holdfast.settings import Settings
-from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
@@ -41,8 +39,8 @@ from holdfast.spark_integration.shard_call.store import ShardStore, require_kept
 from holdfast.spark_integration.spark_types import Watermark
 from holdfast.testing.faulty_storage import FaultyStorage
 from holdfast.testing.state_rows import COUNTS, keys_of, values_of
+from tests.unit.snapshotter.conftest import PREFIX, TABLES, Shard
 
-TABLES = {"counts": COUNTS}
 STREAMING = StreamingTask("query", "run", True, 0, None)
 
 
@@ -226,7 +224,6 @@ def test_a_shard_that_began_late_is_not_behind_since_the_first_micro_batch(read:
     assert watch._lag_versions(DURABLE, Pointer(50_030, "bb")) == behind
 
 
-PREFIX = "totals/shard-0003"
 Open = Callable[[str], ShardStore]
 
 
@@ -243,15 +240,12 @@ def open_shard(storage: FaultyStorage, tmp_path: Path) -> Iterator[Open]:
     with ThreadPoolExecutor(2) as executor:
 
         def opened(where: str, backend_name: str = "filesystem", *, durable: bool = True) -> ShardStore:
-            directory = tmp_path / where
-            found = find_backend(backend_name)
-            backend = found(directory, TABLES, new_id, {})
-            backends.append(backend)
-            log = ObjectCommitLog(storage, PREFIX, TABLES, executor, directory, backend_name, 0) if durable else None
-            address = ShardAddress.of(directory, backend_name, {}, TABLES)
-            store = VersionedStore(backend, log)
+            one = Shard(storage, executor, tmp_path / where, backend_name)
+            backends.append(one.backend)
+            log, store = (one.log, one.store) if durable else (None, VersionedStore(one.backend))
+            address = ShardAddress.of(tmp_path / where, backend_name, {}, TABLES)
             tables = StoredTables.of_first_run(TABLES)
-            return ShardStore(address, tmp_path, PREFIX, backend, log, None, tables, store, SnapshotPolicy(), 100)
+            return ShardStore(address, tmp_path, PREFIX, one.backend, log, None, tables, store, SnapshotPolicy(), 100)
 
         yield opened
         for backend in backends:
@@ -352,19 +346,13 @@ def test_a_task_that_writes_no_record_needs_one_that_keeps_the_number() -> None:
 RECORD = OperatorRecord("totals", "query-1", "def-1", "run-1", 4, TABLES, 100)
 
 
-class Shard:
+class Continuing(Shard):
     """A shard of an executor, at its newest version."""
 
-    def __init__(self, storage: FaultyStorage, folder: Path, executor: ThreadPoolExecutor, carried_bytes: int) -> None:
-        self.log = ObjectCommitLog(storage, PREFIX, TABLES, executor, folder, "filesystem", carried_bytes)
-        self.backend = find_backend("filesystem")(folder, TABLES, new_id, {})
-        self.store = VersionedStore(self.backend, self.log)
-        self.pointer: Pointer | None = None
+    pointer: Pointer | None = None
 
-    def commit(self) -> None:
-        with self.store.begin(self.pointer, 1 if self.pointer is None else self.pointer.version + 1) as transaction:
-            transaction.put("counts", keys_of(COUNTS, [("ann",)]), values_of(COUNTS, [(1,)]))
-            self.pointer = transaction.commit()
+    def commit_one(self) -> None:
+        self.pointer = self.grow(self.pointer, 1)
 
     def begin(self, run: str, last_directory: str | None = None) -> None:
         """Go on in a run, as far as the check."""
@@ -377,13 +365,13 @@ class Shard:
 
 
 @pytest.fixture
-def shard(storage: FaultyStorage, tmp_path: Path) -> Iterator[Callable[[int], Shard]]:
+def shard(storage: FaultyStorage, tmp_path: Path) -> Iterator[Callable[[int], Continuing]]:
     """Return what opens a shard whose commits are carried up to some size."""
-    made: list[Shard] = []
+    made: list[Continuing] = []
     with ThreadPoolExecutor(2) as executor:
 
-        def opened(carried_bytes: int) -> Shard:
-            made.append(Shard(storage, tmp_path / "local", executor, carried_bytes))
+        def opened(carried_bytes: int) -> Continuing:
+            made.append(Continuing(storage, executor, tmp_path / "local", "filesystem", carried_bytes))
             return made[-1]
 
         yield opened
@@ -393,13 +381,13 @@ def shard(storage: FaultyStorage, tmp_path: Path) -> Iterator[Callable[[int], Sh
 
 @pytest.mark.parametrize("commits", [1, 3])
 def test_an_emptied_directory_fails_the_query_while_the_executor_has_the_state(
-    storage: FaultyStorage, shard: Callable[[int], Shard], tmp_path: Path, commits: int
+    storage: FaultyStorage, shard: Callable[[int], Continuing], tmp_path: Path, commits: int
 ) -> None:
     """Without the check the shard would go on, and its state would end with the executor."""
     one = shard(0)
     declare_operator(storage, RECORD)
     for _ in range(commits):
-        one.commit()
+        one.commit_one()
     one.begin("run-1")
     shutil.rmtree(tmp_path / "durable")
     with pytest.raises(StateLostError, match=r"emptied, or is another one.*shard=totals/shard-0003.*missing=commits/"):
@@ -410,27 +398,27 @@ def test_an_emptied_directory_fails_the_query_while_the_executor_has_the_state(
         one.begin("run-2")
 
 
-def test_a_directory_without_a_part_is_left_alone(storage: FaultyStorage, shard: Callable[[int], Shard]) -> None:
+def test_a_directory_without_a_part_is_left_alone(storage: FaultyStorage, shard: Callable[[int], Continuing]) -> None:
     """It goes around a commit that a snapshot holds, and an old object may be gone for a good reason."""
     one = shard(0)
     declare_operator(storage, RECORD)
-    one.commit()
-    one.commit()
+    one.commit_one()
+    one.commit_one()
     storage.put(f"{PREFIX}/snapshots/{one.pointer}-{'f' * 16}", b"")
     storage.delete([f"{PREFIX}/commits/{one.pointer}"])
     one.begin("run-2")
 
 
 def test_a_directory_that_was_restored_from_an_older_backup_fails_the_query_too(
-    storage: FaultyStorage, shard: Callable[[int], Shard], tmp_path: Path
+    storage: FaultyStorage, shard: Callable[[int], Continuing], tmp_path: Path
 ) -> None:
     """Its versions are older than all that the pointer names: what came since is with the executor alone."""
     one = shard(0)
     declare_operator(storage, RECORD)
-    one.commit()
+    one.commit_one()
     shutil.copytree(tmp_path / "durable", tmp_path / "backup")
     for _ in range(2):
-        one.commit()
+        one.commit_one()
     shutil.rmtree(tmp_path / "durable")
     shutil.move(tmp_path / "backup", tmp_path / "durable")
     with pytest.raises(StateLostError, match=r"only older versions.*older backup.*missing=commits/3.*newest_stored=1-"):
@@ -438,12 +426,12 @@ def test_a_directory_that_was_restored_from_an_older_backup_fails_the_query_too(
 
 
 def test_where_the_pointer_carries_all_a_warning_will_do(
-    storage: FaultyStorage, shard: Callable[[int], Shard], caplog: pytest.LogCaptureFixture
+    storage: FaultyStorage, shard: Callable[[int], Continuing], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once for an operator in each run and process: nothing is lost, and whoever set another directory hears of it."""
     one = shard(1 << 16)
-    one.commit()
-    one.commit()
+    one.commit_one()
+    one.commit_one()
     declare_operator(storage, RECORD)
     with caplog.at_level(logging.WARNING):
         one.begin("run-1")
@@ -459,12 +447,12 @@ def test_where_the_pointer_carries_all_a_warning_will_do(
 
 
 def test_it_is_checked_once_in_a_run_and_process(
-    storage: FaultyStorage, shard: Callable[[int], Shard], monkeypatch: pytest.MonkeyPatch
+    storage: FaultyStorage, shard: Callable[[int], Continuing], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request for each micro-batch would cost more than the check is worth; a forked process checks anew."""
     one = shard(0)
     declare_operator(storage, RECORD)
-    one.commit()
+    one.commit_one()
     storage.operations.clear()
     for _ in range(3):
         one.begin("run-7")
