@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import UnavailableError
-from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
+from holdfast.snapshotter.storage.object_storage import Action, ObjectInfo, ObjectStorage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["Action", "Fault", "FaultyStorage", "Kind", "Operation", "kill_this_process"]
 
 _T = TypeVar("_T")
-Action = Literal["put", "get", "list", "delete"]
 Kind = Literal["fail", "lose_reply", "delay", "stop", "stop_after"]
 
 
