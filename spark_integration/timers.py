@@ -30,7 +30,7 @@ from holdfast.backends.arrow.rows import HashArray, IntArray
 from holdfast.backends.base import MAX_HASH
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration.shard.timeout import TimeoutConf
+from holdfast.spark_integration.shard.timeout import TIMERS_TABLE, TimeoutConf
 
 if TYPE_CHECKING:
     from holdfast.spark_integration.shard.operator import BatchTimes
@@ -41,7 +41,7 @@ _KEY_HASH = "key_hash"
 _FIRST_RANGE_MS, _RANGE_GROWTH = 1_000, 256
 
 _VALUES = pa.schema([(_KEY_HASH, pa.uint64())])
-TIMERS, TIMERS_BY_DUE = "timers", "timers_by_due"
+TIMERS, TIMERS_BY_DUE = TIMERS_TABLE, "timers_by_due"
 #: The column of `timers` with the due time, by clock.
 DUE: Mapping[TimeoutConf, str] = {"EventTimeTimeout": "due_ms", "ProcessingTimeTimeout": "due_processing_ms"}
 #: No timer, in arrays of due times; times that can be set are not negative.

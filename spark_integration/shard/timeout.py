@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 TimeoutConf = Literal["NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"]
 TimeMode = Literal["None", "ProcessingTime", "EventTime"]
 
+#: The table of keys' timers, which is not the user's state.
+TIMERS_TABLE = "timers"
+
 #: How Spark calls a shard whose timers are due.
 TIMEOUT_CONF: Mapping[str, TimeoutConf] = {
     "None": "NoTimeout",

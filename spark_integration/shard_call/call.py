@@ -41,10 +41,10 @@ from holdfast.spark_integration.shard import task
 from holdfast.spark_integration.shard.operator import INITIAL_VERSION, BatchTimes, CallCounts, Operator, ShardInput
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.shard.task import StreamingTask, noted
+from holdfast.spark_integration.shard.timeout import TIMERS_TABLE
 from holdfast.spark_integration.shard_call import claiming
 from holdfast.spark_integration.shard_call.announcing import announce, bound_chain, reported
 from holdfast.spark_integration.shard_call.store import ShardStore, open_shard
-from holdfast.spark_integration.timers import TIMERS
 from holdfast.spark_integration.transport.output import Output
 from holdfast.spark_integration.transport.packed import PackedTransport, Received
 from holdfast.spark_integration.transport.python_stage import ImmediateAcks, freeze_modules
@@ -312,7 +312,7 @@ class _Watch:
         call_ns = self.monotonic_ns() - self._started_ns
         # Tables of timers and times, which have unsigned values, are not the user's state.
         held = [one for one in opened.tables.held.values() if pa.uint64() not in one.value.types]
-        tables = {schema.name for schema in held if schema.name != TIMERS}
+        tables = {schema.name for schema in held if schema.name != TIMERS_TABLE}
         changes = sum((of for table, of in measures.changes.items() if table in tables), ChangedRows())
         rows, size_bytes = _local_size(opened, tables)
         return CallMeasures(
