@@ -32,7 +32,7 @@ What to implement
                      statistics, close
                may:  parse_options, properties, open_frozen, maintain, verify, remove_leftovers
     View       must: properties, get, scan, close
-               may:  scan_prefix
+               may:  scan_prefix, crowded
 
 A backend promises no durability: the commit log stores commits before their pointer is used. `holdfast.mvcc` chooses
 pointers, runs transactions and drops old versions. A plug-in subclasses `Backend` and `View`, registers under the
@@ -53,7 +53,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 
-from holdfast.backends.arrow.rows import BoolArray
+from holdfast.backends.arrow.rows import BoolArray, HashArray
 from holdfast.backends.frozen_files import FrozenFiles
 from holdfast.backends.options import parse_options
 from holdfast.backends.run import Run
@@ -173,17 +173,25 @@ class View(ABC):
         prefixes : Keys
             Hashes, and the first key columns of the table; see `TableSchema.prefix`. Any order, duplicates allowed.
             All rows of a prefix share its hash, such as a map's entries or a list's elements; very many rows may span
-            several runs, in any order.
+            several runs, in any order. `KeyRanges` ask only for the rows within a range of the next key column.
 
         Notes
         -----
-        For state with several rows per key, such as the lists and maps of `transformWithState`.
+        For state with several rows per key, such as the lists and maps of `transformWithState`. A view may ignore
+        ranges and yield all rows of a prefix, since callers check each row; keys with millions of rows are then slow.
         """
         if len(prefixes):
             for run in self.scan(table, int(prefixes.hashes.min()), int(prefixes.hashes.max())):
                 found = run.with_prefixes(prefixes)
                 if len(found):
                     yield found
+
+    def crowded(self, _table: str) -> HashArray:
+        """Return some of the hashes that very many rows share: a hint to callers, who then ask for `KeyRanges`.
+
+        A view that returns any must not ignore ranges.
+        """
+        return np.empty(0, np.uint64)
 
     @abstractmethod
     def close(self) -> None:

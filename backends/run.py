@@ -18,8 +18,8 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from typing import Any
 
@@ -29,6 +29,7 @@ import pyarrow.ipc as ipc
 
 from holdfast.backends.arrow import rows as arrow_rows
 from holdfast.backends.arrow import streams as arrow_stream
+from holdfast.backends.arrow.crowds import Crowds, Limits, crowded
 from holdfast.backends.arrow.rows import (
     BoolArray,
     HashArray,
@@ -36,13 +37,14 @@ from holdfast.backends.arrow.rows import (
     filter_rows,
     find_sorted,
     from_columns,
+    numbers_of,
     order_rows,
     take,
 )
 from holdfast.backends.column_names import Names, named, with_columns
 from holdfast.backends.evolution import evolved, project, require_readable
-from holdfast.backends.schema import Keys, TableSchema
-from holdfast.errors import CorruptionError
+from holdfast.backends.schema import KeyRanges, Keys, TableSchema
+from holdfast.errors import CorruptionError, InvalidArgumentError
 
 __all__ = ["Keys", "Run", "TableSchema", "join_runs", "merge_runs", "read_stretches", "schema_of", "write_stretches"]
 
@@ -53,6 +55,7 @@ class Run:
 
     schema: TableSchema
     batch: pa.RecordBatch  #: The columns of `TableSchema.columns`, sorted, each key once.
+    crowds: Crowds = field(default_factory=Crowds, compare=False, repr=False)  #: Shared with slices
 
     @classmethod
     def build(
@@ -135,14 +138,49 @@ class Run:
             found = np.empty(len(keys), np.int64)
             found[order] = self.find(keys.take(order))
             return found
-        return find_sorted(self.hashes, self.keys, keys.hashes, keys.columns)
+        return find_sorted(self.hashes, self.keys, keys.hashes, keys.columns, self._rows_near)
+
+    @cached_property
+    def crowded(self) -> HashArray:
+        """The hashes that very many rows share, ascending."""
+        return crowded(self.hashes)
 
     def with_prefixes(self, prefixes: Keys) -> Run:
-        """Return the rows whose hash and first key columns match one of `prefixes`."""
+        """Return the rows whose hash and first key columns match one of `prefixes`, within its range if it has one."""
+        if not len(prefixes):
+            return Run(self.schema, self.batch.slice(0, 0))
         cut = self.schema.prefix(prefixes.columns.num_columns)
         columns = from_columns(self.keys.columns[: len(cut.key)], cut.key, len(self))
-        rows = Run.build(cut, prefixes, None).find(Keys(self.hashes, columns))
-        return Run(self.schema, filter_rows(self.batch, rows >= 0))
+        asked = Run.build(cut, prefixes, None)
+        found = asked.find(Keys(self.hashes, columns))
+        is_found = found >= 0
+        if isinstance(prefixes, KeyRanges):
+            at = self.keys.column(len(cut.key))
+            numbers = numbers_of(at)
+            if numbers is None:
+                raise InvalidArgumentError("a range needs an int64 or a timestamp", table=cut.name, type=at.type)
+            is_each_once = bool((prefixes.hashes[1:] > prefixes.hashes[:-1]).all())
+            key_of_range = np.arange(len(prefixes)) if is_each_once else asked.find(prefixes)
+            is_found = prefixes.hold(key_of_range, found, numbers) & arrow_rows.to_bools(at.is_valid())
+        return Run(self.schema, filter_rows(self.batch, is_found))
+
+    def near(self, prefixes: Keys) -> Run:
+        """Return the rows with a hash of `prefixes`, which ascend; of a crowd, only those in its ranges."""
+        limits = _limits_of(prefixes) if isinstance(prefixes, KeyRanges) else None
+        found = self.crowds.find((self.hashes, self.keys), prefixes.hashes, limits)
+        total = found.total
+        if total and total == found.ends.max() - found.starts.min():
+            return Run(self.schema, self.batch.slice(int(found.starts.min()), total), self.crowds)
+        return Run(self.schema, take(self.batch, found.rows))
+
+    def _rows_near(self, hashes: HashArray, keys: pa.RecordBatch) -> IntArray:
+        """Return the rows with one of `hashes`, which ascend; of a crowd, only those with a number of its `keys`."""
+
+        def limits(column: int, asked: slice) -> Limits | None:
+            numbers = numbers_of(keys.column(column)[asked].drop_null())
+            return None if numbers is None else Limits(column, numbers, numbers)
+
+        return self.crowds.find((self.hashes, self.keys), hashes, limits).rows
 
     def projected(self, schema: TableSchema) -> Run:
         """Return the run with the value columns of another schema of its table; see `holdfast.backends.evolution`."""
@@ -162,7 +200,7 @@ class Run:
         """Return the rows whose hash is in [first_hash, last_hash], without copying."""
         start = int(np.searchsorted(self.hashes, np.uint64(first_hash), side="left"))
         end = int(np.searchsorted(self.hashes, np.uint64(last_hash), side="right"))
-        return Run(self.schema, self.batch.slice(start, end - start))
+        return Run(self.schema, self.batch.slice(start, end - start), self.crowds)
 
     def chunks(self, rows: int, size_bytes: int) -> Iterator[Run]:
         """Yield the run in consecutive chunks, limited in rows and in average bytes, without copying."""
@@ -200,6 +238,17 @@ class Run:
         if len(runs) != 1:
             raise CorruptionError(f"{source} must hold one batch", table=schema.name, batches=len(runs))
         return runs[0].projected(schema)
+
+
+def _limits_of(ranges: KeyRanges) -> Callable[[int, slice], Limits | None]:
+    column = ranges.columns.num_columns
+
+    def limits(differing: int, asked: slice) -> Limits | None:
+        if differing < column:  # rows of several keys share the hash
+            return None
+        return Limits(column, ranges.first[asked], ranges.last[asked])
+
+    return limits
 
 
 def under_names(stored: Run, schema: TableSchema, names: Names) -> Run:

@@ -22,13 +22,11 @@ from holdfast.backends.arrow.rows import (
     BoolArray,
     HashArray,
     IntArray,
-    distinct,
     filter_rows,
     from_columns,
     inverse,
     null_rows,
     order_rows,
-    rows_of,
     take,
 )
 from holdfast.backends.base import MAX_HASH, Found
@@ -162,8 +160,8 @@ def scan_above(
 
 def prefixes_above(below: Iterable[Run], runs: Sequence[Run], prefixes: Keys) -> Iterator[Run]:
     """Merge the rows of `runs` that begin with one of `prefixes` over the rows of `below`."""
-    hashes = np.unique(prefixes.hashes)
-    found = [_taken(run, rows_of(run.hashes, hashes)).with_prefixes(prefixes) for run in runs if len(run)]
+    prefixes = prefixes if prefixes.is_sorted else prefixes.take(np.argsort(prefixes.hashes))
+    found = [run.near(prefixes).with_prefixes(prefixes) for run in runs if len(run)]
     return merge_over(below, [run for run in found if len(run)])
 
 
@@ -236,7 +234,8 @@ def merge_prefixes(runs: Sequence[Run], prefixes: Keys) -> Iterator[Run]:
             # Avoids holding all rows of a very large key at once.
             yield from _begun_with(_slices(part, 0, last - 1) if last else [], prefixes)
             near = prefixes.slice(*_places(prefixes.hashes, last, last))
-            found = (run.with_prefixes(near) for run in (_scan_crowd(crowd) if len(near) else ()))
+            crowd = [run for run in (one.near(near) for one in crowd) if len(run)]
+            found = (run.with_prefixes(near) for run in _scan_crowd(crowd))
             yield from (run for run in found if len(run))
         else:
             yield from _begun_with(part, prefixes)
@@ -248,8 +247,7 @@ def _begun_with(runs: Sequence[Run], prefixes: Keys) -> Iterator[Run]:
         return
     ends = (min(run.ends[0] for run in runs), max(run.ends[1] for run in runs))
     near = prefixes.slice(*_places(prefixes.hashes, *ends))
-    hashes = distinct(near.hashes)
-    found = [_taken(run, rows_of(run.hashes, hashes)).with_prefixes(near) for run in runs] if len(near) else []
+    found = [run.near(near).with_prefixes(near) for run in runs] if len(near) else []
     yield from _live([run for run in found if len(run)])
 
 

@@ -19,7 +19,7 @@ import pyarrow.ipc as ipc
 
 from holdfast.backends.arrow import rows as arrow_rows
 from holdfast.backends.arrow import values as arrow_values
-from holdfast.backends.arrow.rows import HashArray, IntArray, take
+from holdfast.backends.arrow.rows import BoolArray, HashArray, IntArray, take
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, SchemaMismatchError
 
 T = TypeVar("T")
@@ -173,6 +173,38 @@ class Keys:
     def is_sorted(self) -> bool:
         """Whether the hashes ascend."""
         return bool((self.hashes[1:] >= self.hashes[:-1]).all())
+
+
+@dataclass(frozen=True)
+class KeyRanges(Keys):
+    """The first columns of keys, each with a range of the column behind them, an int64 or a timestamp.
+
+    A key may repeat with other ranges, which must not overlap its own. Null is in no range.
+    """
+
+    first: IntArray  #: In the numbers of the column
+    last: IntArray  #: Inclusive
+
+    def take(self, rows: IntArray) -> KeyRanges:
+        own = super().take(rows)
+        return KeyRanges(own.hashes, own.columns, self.first[rows], self.last[rows])
+
+    def slice(self, start: int, end: int) -> KeyRanges:
+        own = super().slice(start, end)
+        return KeyRanges(own.hashes, own.columns, self.first[start:end], self.last[start:end])
+
+    def hold(self, key_of_range: IntArray, key: IntArray, at: IntArray) -> BoolArray:
+        """Return whether each `at` is in a range of its `key`, which is -1 for none, given the key of each range."""
+        ranges = key
+        if (key_of_range[1:] <= key_of_range[:-1]).any():  # else each key has one, in the order of keys
+            # Of each key the last range that begins at or before.
+            known, rank = np.unique(self.first, return_inverse=True)
+            width = len(known) + 1
+            places = np.where(self.first <= self.last, key_of_range * width + rank + 1, -1 - width)
+            order = np.argsort(places)
+            wanted = key * width + np.searchsorted(known, at, "right")
+            ranges = order[np.searchsorted(places[order], wanted, "right") - 1]
+        return (key >= 0) & (key_of_range[ranges] == key) & (self.first[ranges] <= at) & (at <= self.last[ranges])
 
 
 def find_table(tables: Mapping[str, T], table: str) -> T:

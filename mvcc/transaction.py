@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast import clock
-from holdfast.backends.arrow.rows import BoolArray, IntArray
+from holdfast.backends.arrow.rows import BoolArray, HashArray, IntArray
 from holdfast.backends.base import MAX_HASH, Found, Pointer, View
 from holdfast.backends.column_names import Names, named, relabelled
 from holdfast.backends.evolution import project
@@ -288,6 +288,10 @@ class Transaction:
         with self._reading():
             below: Iterable[Run] = () if self._view is None else self._view.scan_prefix(table, prefixes)
         return self._over(below, writes, schema)
+
+    def crowded(self, table: str) -> HashArray:
+        """Return hashes that very many rows of a table share: a hint, as of `holdfast.backends.base.View.crowded`."""
+        return np.empty(0, np.uint64) if self._view is None else self._view.crowded(table)
 
     def delete_prefix(self, table: str, prefixes: Keys) -> None:
         """Remove every row that begins with one of `prefixes`, such as all entries of a key's map."""

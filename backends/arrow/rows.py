@@ -20,6 +20,7 @@ share a hash.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -395,16 +396,26 @@ def _ranks_of_elements(column: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(pa.large_binary(), len(column), buffers)
 
 
-def rows_of(hashes: HashArray, wanted: HashArray) -> IntArray:
-    """Return the positions of `hashes` (ascending) that occur in `wanted` (ascending, unique)."""
-    starts = np.searchsorted(hashes, wanted, side="left")
-    counts = np.searchsorted(hashes, wanted, side="right") - starts
-    rows: IntArray = np.repeat(starts - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
-    return rows
+def numbers_of(column: pa.Array) -> IntArray | None:
+    """Return a column of int64 or timestamps as numbers, 0 for null, without copying if there is none."""
+    if not (pa.types.is_int64(column.type) or pa.types.is_timestamp(column.type)):
+        return None
+    numbers = column.view(pa.int64())
+    found: IntArray = (numbers.fill_null(0) if numbers.null_count else numbers).to_numpy()
+    return found
 
 
-def find_sorted(hashes: HashArray, keys: pa.RecordBatch, wanted: HashArray, wanted_keys: pa.RecordBatch) -> IntArray:
-    """Return each wanted key's row, or -1. Both hash arrays ascend, and `keys` has no duplicates."""
+def find_sorted(
+    hashes: HashArray,
+    keys: pa.RecordBatch,
+    wanted: HashArray,
+    wanted_keys: pa.RecordBatch,
+    rows_near: Callable[[HashArray, pa.RecordBatch], IntArray],
+) -> IntArray:
+    """Return each wanted key's row, or -1. Both hash arrays ascend, and `keys` has no duplicates.
+
+    `rows_near` returns rows that include those of some wanted keys, given their ascending hashes and the keys.
+    """
     found = np.full(len(wanted), -1, np.int64)
     places = np.searchsorted(hashes, wanted)
     inside = np.flatnonzero(places < len(hashes))
@@ -417,15 +428,16 @@ def find_sorted(hashes: HashArray, keys: pa.RecordBatch, wanted: HashArray, want
     in_crowd[in_crowd] = hashes[places[in_crowd]] == wanted[missed[in_crowd]]
     missed = missed[in_crowd]
     if len(missed):
-        found[missed] = _find_in_crowds(hashes, keys, wanted[missed], take(wanted_keys, missed))
+        crowded, crowded_keys = wanted[missed], take(wanted_keys, missed)
+        found[missed] = _find_in_crowds(hashes, keys, crowded, crowded_keys, rows_near(crowded, crowded_keys))
     return found
 
 
 def _find_in_crowds(
-    hashes: HashArray, keys: pa.RecordBatch, wanted: HashArray, wanted_keys: pa.RecordBatch
+    hashes: HashArray, keys: pa.RecordBatch, wanted: HashArray, wanted_keys: pa.RecordBatch, rows: IntArray
 ) -> IntArray:
-    """Find keys among rows that share a hash, in one pass; assumes no order within a hash, because backends differ."""
-    rows, asked = rows_of(hashes, distinct(wanted)), np.arange(len(wanted))
+    """Find keys among `rows`, which share hashes, in one pass, whatever their order."""
+    asked = np.arange(len(wanted))
     for stored, sought in zip(keys.columns, wanted_keys.columns, strict=True):
         if _is_plain(stored.type):
             rows, asked = _both_have(stored, rows, sought, asked)

@@ -385,7 +385,7 @@ class _LockedView(GenerationView):
         lock: FolderLock,
         set_aside: Callable[[str, CorruptionError], CorruptionError],
     ) -> None:
-        super().__init__(opened.folder, opened.database, opened.file, tables)
+        super().__init__(opened.folder, opened.database, opened.file, tables, opened.crowds)
         self._lock, self._set_aside = lock, set_aside
 
     def _read(self, read: Callable[[Rdict], _T]) -> _T:

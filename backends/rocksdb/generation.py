@@ -39,7 +39,7 @@ import pyarrow as pa
 import xxhash
 from rocksdict import Cache, Rdict
 
-from holdfast.backends.arrow.rows import HashArray, inverse, null_rows, take
+from holdfast.backends.arrow.rows import HashArray, from_columns, inverse, null_rows, take
 from holdfast.backends.base import MAX_HASH, Found, View
 from holdfast.backends.local.folder_locks import try_lock_alone
 from holdfast.backends.local.page_cache import MappedFile
@@ -50,9 +50,9 @@ from holdfast.backends.rocksdb.codec.rows import decode_numbered
 from holdfast.backends.rocksdb.errors import damaged, rocksdb_errors
 from holdfast.backends.rocksdb.generation_file import DatabaseFile, GenerationFile, StoredTable
 from holdfast.backends.rocksdb.options import OPEN_FILES, open_rocksdb, reader_options
-from holdfast.backends.rocksdb.reads import EncodedRows, key_range, run_of, to_list
+from holdfast.backends.rocksdb.reads import EncodedRows, Span, key_range, run_of, to_list
 from holdfast.backends.run import Run
-from holdfast.backends.schema import Keys, TableSchema, find_table
+from holdfast.backends.schema import KeyRanges, Keys, TableSchema, find_table
 from holdfast.errors import ClosedError, NotFoundError
 
 #: A scan beats seeking each prefix if it reads at most this many rows per prefix.
@@ -75,8 +75,16 @@ _NEW_CACHE_BYTES = 4 << 20
 class GenerationView(View):
     """A view of a generation. Raises `SchemaMismatchError` if its tables do not match the shard's."""
 
-    def __init__(self, folder: Path, database: Rdict, file: GenerationFile, tables: Mapping[str, TableSchema]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        database: Rdict,
+        file: GenerationFile,
+        tables: Mapping[str, TableSchema],
+        crowds: dict[str, HashArray] | None = None,
+    ) -> None:
         file.require(tables, folder)
+        self._crowds = {} if crowds is None else crowds
         self._folder, self._file, self._tables = folder, file, tables
         self._database: Rdict | None = database
         self._process = os.getpid()
@@ -136,10 +144,17 @@ class GenerationView(View):
         schema, stored = self._table(table)
         if stored is None or not len(prefixes):
             return iter(())
+        spans = _spans(schema, stored, prefixes)
         if self._is_dense(stored, prefixes):
-            return super().scan_prefix(table, prefixes)
-        encoded = encode_keys(stored.id, prefixes.hashes, prefixes.columns)
-        return self._seek(schema, stored, sorted(set(to_list(encoded))))
+            return self._scan_or_seek(schema, stored, prefixes, spans)
+        return self._seek(schema, stored, spans)
+
+    def crowded(self, table: str) -> HashArray:
+        return self._crowds.get(table, super().crowded(table))
+
+    def _note_crowds(self, run: Run) -> None:
+        if len(run.crowded):
+            self._crowds[run.schema.name] = np.union1d(self.crowded(run.schema.name), run.crowded)
 
     def _is_dense(self, stored: StoredTable, prefixes: Keys) -> bool:
         """Return whether one scan from the first to the last prefix costs less than seeking each prefix."""
@@ -147,19 +162,38 @@ class GenerationView(View):
         rows_per_hash = self._read(lambda database: reads.density(database, stored.id, first, last))
         return rows_per_hash * (last - first + 1) <= SCAN_ROWS_PER_PREFIX * len(prefixes)
 
-    def _seek(self, schema: TableSchema, stored: StoredTable, prefixes: list[bytes]) -> Iterator[Run]:
-        start: bytes | None = None
-        while prefixes:
+    def _scan_or_seek(
+        self, schema: TableSchema, stored: StoredTable, prefixes: Keys, spans: list[Span]
+    ) -> Iterator[Run]:
+        """Scan from the first to the last prefix; seek the rest where one key turns out to have very many rows."""
+        read = 0
+        for run in self.scan(schema.name, int(prefixes.hashes.min()), int(prefixes.hashes.max())):
+            self._note_crowds(run)
+            found = run.with_prefixes(prefixes)
+            if len(found):
+                yield found
+            read += len(run)
+            if read > 2 * SCAN_ROWS_PER_PREFIX * len(prefixes):
+                end = Keys(run.hashes, run.keys).slice(len(run) - 1, len(run))
+                (key,) = to_list(encode_keys(stored.id, end.hashes, end.columns))
+                yield from self._seek(schema, stored, [span for span in spans if span.reaches(key)], key + b"\0")
+                return
+
+    def _seek(
+        self, schema: TableSchema, stored: StoredTable, spans: list[Span], start: bytes | None = None
+    ) -> Iterator[Run]:
+        while spans:
 
             def read(
-                database: Rdict, prefixes: list[bytes] = prefixes, start: bytes | None = start
+                database: Rdict, spans: list[Span] = spans, start: bytes | None = start
             ) -> tuple[Run, EncodedRows, int]:
-                rows, done = reads.read_prefixed(database, stored.id, prefixes, start)
+                rows, done = reads.read_spans(database, stored.id, spans, start)
                 return run_of(schema, rows, stored.values), rows, done
 
             run, rows, done = self._read(read)
-            prefixes, start = prefixes[done:], rows.rest
+            spans, start = spans[done:], rows.rest
             if len(run):
+                self._note_crowds(run)
                 yield run
 
     def close(self) -> None:
@@ -180,6 +214,17 @@ class GenerationView(View):
         """Return a table's schema, and its stored form if the table was ever written."""
         self._open()
         return find_table(self._tables, table), self._file.tables.get(table)
+
+
+def _spans(schema: TableSchema, stored: StoredTable, prefixes: Keys) -> list[Span]:
+    """Return the spans of keys that begin with a prefix, and are in its range."""
+    ends = [prefixes.columns] * 2
+    if isinstance(prefixes, KeyRanges):
+        own = schema.prefix(prefixes.columns.num_columns + 1).key
+        numbers = (pa.array(bound).view(own.field(len(own) - 1).type) for bound in (prefixes.first, prefixes.last))
+        ends = [from_columns([*prefixes.columns.columns, bound], own, len(prefixes)) for bound in numbers]
+    first, last = (to_list(encode_keys(stored.id, prefixes.hashes, columns)) for columns in ends)
+    return sorted(set(map(Span, first, last)))
 
 
 def keep_unwritten(folder: Path) -> None:
@@ -222,6 +267,7 @@ class OpenGeneration(NamedTuple):
     folder: Path
     database: Rdict
     file: GenerationFile
+    crowds: dict[str, HashArray]  #: By table the hashes of which reading has met very many rows
 
 
 class CacheShare:
@@ -311,7 +357,7 @@ class OpenGenerations:
         require_whole(folder, file.lists)  # RocksDB takes a truncated manifest for an older one
         with rocksdb_errors(folder):
             database = open_rocksdb(folder, reader_options(share.cache), read_only=True)
-        opened = OpenGeneration(folder, database, file)
+        opened = OpenGeneration(folder, database, file, {})
         with self._lock:
             self._open[place] = opened
             while len(self._open) > 1 and _are_too_many(self._open.values()):

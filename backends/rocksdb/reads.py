@@ -8,6 +8,7 @@ Two properties of rocksdict shape this module:
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -44,6 +45,17 @@ class EncodedRows(NamedTuple):
     keys: list[bytes]
     values: list[bytes]
     rest: bytes | None  #: The key at which the range continues; None if it has no more rows
+
+
+class Span(NamedTuple):
+    """A range of keys: from those that begin with `first` to those that begin with `last`."""
+
+    first: bytes
+    last: bytes
+
+    def reaches(self, key: bytes) -> bool:
+        """Return whether the span contains `key`, which is not before it."""
+        return key[: len(self.last)] <= self.last
 
 
 def read_rows(
@@ -89,40 +101,41 @@ def get_rows(
     first, last = int(hashes[0]), int(hashes[-1])
     if rows_per_hash * (last - first + 1) > SCAN_ROWS_PER_KEY * len(keys):
         return database.get(keys)  # type: ignore[arg-type, return-value]
-    found: dict[bytes, bytes] = {}
-    start, end = key_range(table_id, first, last)
-    rest: bytes | None = start
-    while rest is not None:
-        rows = read_rows(database, rest, end)
-        found.update(zip(rows.keys, rows.values, strict=True))
-        rest = rows.rest
+    rows = read_rows(database, *key_range(table_id, first, last), int(2 * SCAN_ROWS_PER_KEY * len(keys)))
+    found: dict[bytes, bytes | None] = dict(zip(rows.keys, rows.values, strict=True))
+    if rows.rest is not None:  # as where one of them has very many rows
+        left = [key for key in keys if key >= rows.rest]
+        found.update(zip(left, database.get(left), strict=True))  # type: ignore[arg-type]
     return list(map(found.get, keys))
 
 
 def density(database: Rdict, table_id: int, first_hash: int, last_hash: int) -> float:
-    """Return the number of rows per hash in a range, from a sample; assumes that hashes are evenly spread."""
+    """Return the number of rows per hash in a range, from a sample; assumes that hashes are evenly spread.
+
+    Infinite if the whole sample shares one hash, which may have any number of rows.
+    """
     start, end = key_range(table_id, first_hash, last_hash)
     sample = _keys(database, start, end, _SAMPLE_ROWS)
     if len(sample) < _SAMPLE_ROWS:
         return len(sample) / (last_hash - first_hash + 1)
+    if not _whole(sample):
+        return math.inf
     return _SAMPLE_ROWS / (_hash(sample[-1]) - first_hash + 1)
 
 
-def read_prefixed(
-    database: Rdict, table_id: int, prefixes: list[bytes], start: bytes | None
-) -> tuple[EncodedRows, int]:
-    """Return a run's worth of rows with one of `prefixes`, which ascend, and the number of completed prefixes.
+def read_spans(database: Rdict, table_id: int, spans: list[Span], start: bytes | None) -> tuple[EncodedRows, int]:
+    """Return a run's worth of rows in `spans`, which ascend, and the number of completed spans.
 
-    `start` is the key at which the first prefix continues: the previous `EncodedRows.rest`.
+    `start` is the key at which the first span continues: the previous `EncodedRows.rest`.
     """
-    start = start or prefixes[0]
+    start = start or spans[0].first
     keys: list[bytes] = []
     values: list[bytes] = []
     size = done = 0
     found = database.iter(_below(bytes([table_id + 1])))
-    for prefix in prefixes:
-        found.seek(max(start, prefix))
-        while found.valid() and (key := found.key()).startswith(prefix):
+    for span in spans:
+        found.seek(max(start, span.first))
+        while found.valid() and span.reaches(key := found.key()):
             if len(keys) >= RUN_ROWS or size >= RUN_BYTES:
                 return EncodedRows(keys, values, key), done
             keys.append(key)

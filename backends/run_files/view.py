@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.backends import stored_file
+from holdfast.backends.arrow.rows import HashArray
 from holdfast.backends.base import MAX_HASH, Found, Pointer, View
 from holdfast.backends.frozen_files import FrozenFiles
 from holdfast.backends.local.errors import reading
@@ -102,6 +103,10 @@ class RunFilesView(_RunsView):
 
     def scan_prefix(self, table: str, prefixes: Keys) -> Iterator[Run]:
         return self._merged_prefixes(table, parts_of(self.stack(table)), prefixes)
+
+    def crowded(self, table: str) -> HashArray:
+        below = [] if self._floor is None else [self._floor.crowded(table)]
+        return np.concatenate([*(part.crowded for part in parts_of(self.stack(table))), *below, np.empty(0, np.uint64)])
 
     def close(self) -> None:
         self._stacks = None

@@ -14,6 +14,7 @@ import pytest
 from holdfast.backends.arrow.rows import IntArray
 from holdfast.backends.base import MAX_HASH, Backend, Pointer, View
 from holdfast.backends.run import Keys, Run, TableSchema
+from holdfast.backends.schema import KeyRanges
 from holdfast.testing.state_rows import (
     COUNTS,
     P1,
@@ -35,6 +36,39 @@ from holdfast.testing.state_rows import (
 )
 
 MakeBackend = Callable[[Path, Mapping[str, TableSchema]], Backend]
+#: Several rows a key, by time.
+VISITS = TableSchema.of(
+    "visits",
+    pa.schema([("user", pa.string()), ("at", pa.timestamp("us", "UTC")), ("n", pa.int64())]),
+    pa.schema([("note", pa.string())]),
+)
+HASH_OF_USER = {"ann": 5, "bob": 5, None: 5, "cem": 9}
+#: A user, and the first and the last of some times.
+Span = tuple[str | None, int, int]
+
+
+def visits(rows: list[Row], value: Row | None) -> dict[str, Run]:
+    """Return the write of one value, or the delete, of some rows of `VISITS`."""
+    return {"visits": run_of(VISITS, [(row, value) for row in rows], [HASH_OF_USER[row[0]] for row in rows])}
+
+
+def is_near(row: Row, spans: list[Span]) -> bool:
+    """Tell whether a row of `VISITS` is in one of the spans."""
+    return row[1] is not None and any(row[0] == user and first <= row[1] <= last for user, first, last in spans)
+
+
+def visits_near(view: View, spans: list[Span]) -> list[Row]:
+    """Return the keys of `VISITS` in spans; fails where a scan of these yields one twice, or a delete."""
+    users = [(user,) for user, _, _ in spans]
+    keys = keys_of(VISITS.prefix(1), users, [HASH_OF_USER[user] for (user,) in users])
+    first, last = (np.array([span[end] for span in spans], np.int64) for end in (1, 2))
+    runs = list(view.scan_prefix("visits", KeyRanges(keys.hashes, keys.columns, first, last)))
+    assert not any(run.deleted.any() for run in runs)
+    found = pa.Table.from_batches([run.keys for run in runs], VISITS.key)
+    columns = [found["user"], found["at"].cast(pa.int64()), found["n"]]
+    rows: list[Row] = list(zip(*(column.to_pylist() for column in columns), strict=True))
+    assert len(set(rows)) == len(rows)
+    return sorted((row for row in rows if is_near(row, spans)), key=repr)
 
 
 class BackendRowsContract:
@@ -275,6 +309,33 @@ class BackendRowsContract:
             assert notes(new, 3, [(2, 0.0, "b")], [5]) == {"4"}
             assert notes(new, 1, [(1,), (3,), (4,)], [9, 5, 5]) == set()
             assert notes(new, 1, [], []) == set()
+
+    @pytest.mark.parametrize("others", [[], ["bob", None]], ids=["alone", "with others of its hash"])
+    def test_a_scan_of_ranges(self, make_backend: MakeBackend, tmp_path: Path, others: list[str | None]) -> None:
+        """Of keys with any number of rows, those near some times: each once, and none that was deleted."""
+        rows: list[Row] = [("ann", 10 * i, i % 7) for i in range(3_000)]
+        rows += [(user, 10 * i, 1) for user in ("cem", *others) for i in range(20)]
+        rows += [(user, None, 1) for user in others]
+        gone: list[Row] = [row for row in rows if row[1] is not None and row[1] % 30 == 0]
+        new: list[Row] = [("ann", 15, 1), ("cem", 15, 1)]
+        live = [*(row for row in rows if row not in gone), *new]
+        ends = -(2**63), 2**63 - 1
+        asked: list[list[Span]] = [
+            [("ann", 100, 200)],
+            [("ann", 100, 200), ("ann", 20_000, 20_100), ("cem", 0, 15), ("ann", 15, 15), ("ann", 201, 240)],
+            [("ann", 30, 30), ("ann", 101, 109), ("ann", 300, 200), ("cem", 1_000, 2_000), ("ann", 101, 109)],
+            [("ann", *ends), ("cem", *ends)],
+            [("bob", 0, 100), ("ann", 0, 100), (None, 50, 60)],
+            [],
+        ]
+        with make_backend(tmp_path / "visits", {"visits": VISITS}) as backend:
+            backend.apply(None, P1, visits(rows, ("old",)), {})
+            backend.apply(P1, P2, visits(gone, None), {})
+            backend.apply(P2, P3, visits(new, ("new",)), {})
+            with backend.view(P3) as view:
+                for spans in asked:
+                    expected = [row for row in live if is_near(row, spans)]
+                    assert visits_near(view, spans) == sorted(expected, key=repr)
 
     def test_tables_without_values_and_lookups_of_nothing(self, backend: Backend) -> None:
         """A table that was never written is empty; a look-up of no keys is answered."""

@@ -39,7 +39,6 @@ from holdfast import clock
 from holdfast.backends.arrow.rows import (
     BoolArray,
     IntArray,
-    distinct,
     from_columns,
     order_numbers,
     order_rows,
@@ -54,7 +53,7 @@ from holdfast.spark_integration.operators.places import Places
 from holdfast.spark_integration.processor.state.variable_tables import free_name
 from holdfast.spark_integration.shard.operator import ShardInput
 from holdfast.spark_integration.spark_types import conform_output
-from holdfast.spark_integration.tables.entry_rows import EntryRows
+from holdfast.spark_integration.tables.entry_rows import EntryRows, Ranges
 from holdfast.spark_integration.tables.restarting import OperatorFunction
 from holdfast.spark_integration.timers import AT_ONCE_BYTES, KeysAtOnce
 from holdfast.spark_integration.ttl.ends import Ends, due_of, microseconds, microseconds_or_0
@@ -292,10 +291,9 @@ class _Call:
 
     def _matched_waiting(self, side: JoinSide, new: SideRows, near: Near) -> Iterator[pa.RecordBatch]:
         entries = EntryRows(self._transaction, side.state, len(self._sides.key_types), None)
-        asked = distinct(new.key[new.can_match])
-        for some in entries.scan(self._keys.take(asked)):
+        for some in entries.scan(self._keys, near.ranges(self._join.within_us)):
             every, has_matched = np.arange(len(some)), np.zeros(len(some), np.bool_)
-            waiting = SideRows(side, asked[some.places], some.own_keys.column(0), some.values, every, has_matched)
+            waiting = SideRows(side, some.places, some.own_keys.column(0), some.values, every, has_matched)
             yield from self._matched(waiting, new, near)
             if side.notes_matches:
                 first = np.flatnonzero(has_matched & ~to_bools(some.values.columns[-1]))
@@ -360,7 +358,7 @@ class AsofJoin(OperatorFunction):
         return self.sides.shown(keys.take(left.key[alone]), {left.side.table: left.shown(alone)}, batch.operator)
 
     def _over(self, over: Iterator[Keys], delete: Callable[[str, Keys], None]) -> Iterator[Keys]:
-        """Remove rows that are over, and yield those of the left side; many, as each time all of the right is read."""
+        """Remove rows that are over, and yield those of the left side, many at once."""
         waiting: list[Keys] = []
         for some in over:
             (left, keys), (right, others) = self.sides.by_side(some)
@@ -401,7 +399,8 @@ class AsofJoin(OperatorFunction):
         best = np.full(len(left), np.iinfo(np.int64).min)
         pieces: list[pa.RecordBatch] = []
         place, at_place = np.full(len(left), -1), 0  # of the best row, in all pieces
-        for some in EntryRows(transaction, self.sides.right.state, len(keys.columns.columns), None).scan(keys):
+        entries = EntryRows(transaction, self.sides.right.state, len(keys.columns.columns), None)
+        for some in entries.scan(keys, Near(rows, self.tolerance_us, len(keys)).ranges(0)):
             asked = np.flatnonzero(np.isin(rows.key, some.places))
             of_piece = KeyedTimes(some.places, microseconds(some.own_keys.column(0)))
             found = Near(of_piece, self.tolerance_us, len(keys)).latest(rows.take(asked))
@@ -443,6 +442,14 @@ class Near:
         places = self._places.of(rows.key, rows.at)
         self._order = order_numbers(places.view(np.uint64))
         self._sorted = places[self._order]
+
+    def ranges(self, after_us: int) -> Ranges:
+        """Return the times of all that is near a row: at most the time of these before it, or `after_us` after it."""
+        key, at = self._rows.key[self._order], self._rows.at[self._order]
+        is_first, is_last = np.ones((2, len(key)), np.bool_)
+        is_first[1:] = (key[1:] != key[:-1]) | (at[1:] - at[:-1] > self._within_us + after_us)
+        is_last[:-1] = is_first[1:]
+        return Ranges(key[is_first], at[is_first] - self._within_us, at[is_last] + after_us)
 
     def pairs(self, others: KeyedTimes, pair_bytes: int) -> Iterator[tuple[IntArray, IntArray]]:
         """Yield the `others` near each row, as many pairs at once as fit."""

@@ -17,7 +17,7 @@ State has one row for each open session, under key and start::
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn
 
@@ -56,13 +56,16 @@ from holdfast.spark_integration.plan.grouping_keys import Grouping
 from holdfast.spark_integration.processor.state.variable_tables import SEVERAL
 from holdfast.spark_integration.shard.operator import ShardInput
 from holdfast.spark_integration.spark_types import conform_output, types_of_keys
-from holdfast.spark_integration.tables.entry_rows import Entries, EntryRows
+from holdfast.spark_integration.tables.entry_rows import Entries, EntryRows, Ranges
 from holdfast.spark_integration.tables.restarting import OperatorFunction
 from holdfast.spark_integration.ttl.ends import Ends, microseconds, microseconds_or_0, timestamps
 from holdfast.spark_integration.vectorised.arrays import shown_keys
 
 #: The last key column, and the first value column.
 SESSION_START, SESSION_END = "session_start", "session_end"
+# How far back the session before a new one is looked for: at first this many times the length of the longest row.
+_FIRST_REACH, _REACH_GROWTH = 64, 4
+_LARGEST_REACH_US = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ class Sessions(OperatorFunction):
         entries = EntryRows(transaction, self._state, len(self._grouping.key), None)
         row_start, row_end = microseconds(batch.rows[WINDOW_START]), microseconds(batch.rows[WINDOW_END])
         merged = _Merged.of(of_row, row_start, row_end, len(of_row))
-        stored = merged.touching(entries.scan(keys))
+        stored = merged.touching(_stored(merged, entries, keys))
 
         own = [lifted(self.accumulators, batch.rows)]
         own += [pa.Table.from_batches([some.values.select(own[0].schema.names)]) for some in stored]
@@ -212,6 +215,43 @@ class _Merged:
             is_near = (first < len(ends)) & (self.key[near] == some.places) & (self.start[near] <= end)
             found.append(some.take(np.flatnonzero(is_near)))
         return found
+
+
+def _stored(merged: _Merged, entries: EntryRows, keys: Keys) -> Iterator[Entries]:
+    """Yield the stored sessions of keys; of a key with very many, those that may touch one of `merged`."""
+    are_many = entries.are_many(keys)
+    if not are_many.any():
+        yield from entries.scan(keys)
+        return
+    few, new = np.flatnonzero(~are_many), np.flatnonzero(are_many[merged.key])
+    for some in entries.scan(keys.take(few)):
+        yield replace(some, places=few[some.places])
+    yield from _near(merged.key[new], merged.start[new], merged.end[new], entries, keys)
+
+
+def _near(key: IntArray, start: IntArray, end: IntArray, entries: EntryRows, keys: Keys) -> Iterator[Entries]:
+    """Yield the stored sessions from start to end of new ones, which are sorted, and the last one before each.
+
+    As sessions do not touch, none before that one reaches further. It is looked for step by step, down to the new
+    session before, whose own search goes on.
+    """
+    behind = np.full(len(key), np.iinfo(np.int64).min)
+    behind[1:] = np.where(key[1:] == key[:-1], end[:-1] + 1, behind[1:])
+    reach_us, last = _FIRST_REACH * max(1, int((end - start).max())), end
+    while len(key):
+        first = np.maximum(start - reach_us, behind) if reach_us < _LARGEST_REACH_US else behind
+        found = list(entries.scan(keys, Ranges(key, first, last)))
+        yield from found
+        goes_on = first > behind
+        if found:
+            of = np.concatenate([some.places for some in found])
+            at = np.concatenate([microseconds(some.own_keys.column(0)) for some in found])
+            places = Places(np.concatenate([at, first, start]), len(keys))
+            stored = np.sort(places.of(of, at))
+            up_to_start = np.searchsorted(stored, places.of(key, start, "right"))
+            goes_on &= up_to_start == np.searchsorted(stored, places.of(key, first))
+        key, start, behind, last = key[goes_on], start[goes_on], behind[goes_on], first[goes_on] - 1
+        reach_us *= _REACH_GROWTH
 
 
 def by_session(found: Aggregated, name: str) -> DataFrame:

@@ -17,13 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.backends.arrow.rows import IntArray, filter_rows, from_columns, inverse, take
+from holdfast.backends.arrow.rows import BoolArray, IntArray, filter_rows, from_columns, inverse, take
 from holdfast.backends.run import Keys, Run, TableSchema
+from holdfast.backends.schema import KeyRanges
 from holdfast.errors import CorruptionError
 from holdfast.mvcc import Transaction
 from holdfast.spark_integration.ttl.expiry import EXPIRES, Expiry, KeyRows, expires_of, open_rows
@@ -71,6 +73,14 @@ class Entries:
         return Entries(self.places[rows], take(self.own_keys, rows), take(self.values, rows))
 
 
+class Ranges(NamedTuple):
+    """Ranges of a time in microseconds, or of a number; those of one key do not overlap."""
+
+    key: IntArray  #: Which of the keys asked for each belongs to
+    first: IntArray
+    last: IntArray  #: Inclusive
+
+
 class EntryRows:
     """The entries of one table in one transaction, by `grouping` key columns; for one thread at a time."""
 
@@ -92,15 +102,22 @@ class EntryRows:
         """The value columns."""
         return self._values
 
-    def scan(self, keys: Keys) -> Iterator[Entries]:
-        """Yield the unexpired entries of distinct grouping keys, in any order."""
-        if not len(keys):
+    def scan(self, keys: Keys, near: Ranges | None = None) -> Iterator[Entries]:
+        """Yield the unexpired entries of distinct grouping keys, in any order.
+
+        `near`: only those whose first own key column is in a range of their key. Others cost next to nothing.
+        """
+        asked = keys
+        if near is not None:
+            own = keys.take(near.key)
+            asked = KeyRanges(own.hashes, own.columns, near.first, near.last)
+        if not len(asked):
             return
         sorted_keys = Run.build(self._prefix, keys, None)
         place_of = inverse(sorted_keys.find(keys))
         share_hashes = bool((sorted_keys.hashes[1:] == sorted_keys.hashes[:-1]).any())
         width = len(self._prefix.key)
-        for run in self._transaction.scan_prefix(self._schema.name, keys):
+        for run in self._transaction.scan_prefix(self._schema.name, asked):
             rows = self._live(run)
             prefixes = from_columns(rows.keys.columns[:width], self._prefix.key, len(rows))
             # A row begins with one of the keys: with the one of its hash, where no two have the same.
@@ -113,6 +130,10 @@ class EntryRows:
             yield Entries(
                 place_of[found], own, from_columns(rows.values.columns[: len(self._values)], self._values, len(rows))
             )
+
+    def are_many(self, keys: Keys) -> BoolArray:
+        """Return which keys are known to have very many entries, too many to read them all."""
+        return np.isin(keys.hashes, self._transaction.crowded(self._schema.name))
 
     def _live(self, run: Run) -> Run:
         if self._expiry is None:

@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 
 from holdfast import clock
 from holdfast.backends import run_stack
+from holdfast.backends.arrow import crowds
+from holdfast.backends.arrow import rows as arrow_rows
 from holdfast.backends.base import Pointer
 from holdfast.backends.local.page_cache import MappedFile
 from holdfast.backends.run import Keys, Run, TableSchema, merge_runs, read_stretches
@@ -26,7 +28,16 @@ from holdfast.backends.run_files import backend as run_files
 from holdfast.backends.run_files import written_run
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.backends.run_files.written_run import WrittenRun
-from holdfast.backends.run_stack import GROWTH, first_to_merge, look_up, merge_in_stretches, merge_over, merge_prefixes
+from holdfast.backends.run_stack import (
+    GROWTH,
+    first_to_merge,
+    look_up,
+    merge_in_stretches,
+    merge_over,
+    merge_prefixes,
+    prefixes_above,
+)
+from holdfast.backends.schema import KeyRanges
 from holdfast.backends.stretched_run import StretchedRun
 from holdfast.errors import InvalidArgumentError
 from holdfast.testing.state_rows import COUNTS, PAIRS, TABLES, Row, contents, counts, keys_of, no_counts, run_of, users
@@ -141,6 +152,87 @@ def test_all_rows_of_a_prefix_are_never_held_at_once(monkeypatch: pytest.MonkeyP
     expected = {(1, 0.0, str(i)): "old" if i < 5_000 else "new" for i in [*range(5_000), *range(11_000, 21_000)]}
     assert len(rows) == len(set(rows))
     assert dict(zip(rows, notes, strict=True)) == expected | {(9, 0.0, "a"): "new"}
+
+
+VISITS = TableSchema.of("t", pa.schema([("user", pa.string()), ("at", pa.int64()), ("n", pa.int64())]), pa.schema([]))
+visit = st.tuples(st.sampled_from(["ann", "ann", "bob", None]), st.none() | st.integers(0, 30), st.integers(0, 2))
+span = st.tuples(st.sampled_from(["ann", "bob", None]), st.integers(-1, 6), st.integers(-2, 4))
+HASH_OF = {"ann": 3, "bob": 4, None: 4}
+
+
+def visits(rows: Sequence[Row], value: Row | None = ()) -> Run:
+    """Return a run of visits; `value` None for deletes."""
+    return run_of(VISITS, [(row, value) for row in rows], [HASH_OF[row[0]] for row in rows])
+
+
+def ranges_of(spans: Sequence[tuple[str | None, int, int]]) -> KeyRanges:
+    keys = keys_of(VISITS.prefix(1), [row[:1] for row in spans], [HASH_OF[user] for user, *_ in spans])
+    first, last = (np.array([row[end] for row in spans], np.int64) for end in (1, 2))
+    return KeyRanges(keys.hashes, keys.columns, first, last)
+
+
+@given(
+    st.lists(st.tuples(st.lists(visit, max_size=30), st.sampled_from([(), None])), max_size=4),
+    st.lists(span, max_size=6),
+    st.sampled_from([100, 1_000_000]),
+)
+def test_ranges_of_keys_are_as_if_all_rows_were_read(
+    history: list[tuple[list[Row], Row | None]], spans: list[tuple[str | None, int, int]], stretch_bytes: int
+) -> None:
+    """Crowds of one key and of several, in order or with nulls; ranges that are empty, repeat, or hold everything."""
+    # 5 apart, so that those of one key do not overlap, though they may be the wrong way round.
+    spans = [(user, 5 * place, 5 * place + length) for user, place, length in spans]
+    spans = list({row[:2]: row for row in spans}.values())
+    model: dict[Row, Row | None] = {row: value for rows, value in history for row in rows}
+    runs = [visits(rows, value) for rows, value in history]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(crowds, "CROWD_ROWS", 3)
+        patched.setattr(run_stack, "STRETCH_BYTES", stretch_bytes)
+        found = list(merge_prefixes(runs, ranges_of(spans)))
+        above = list(prefixes_above(iter(()), runs, ranges_of(spans)))
+        again = [run.find(Keys(run.hashes, run.keys)) for run in runs]
+    expected = {
+        row
+        for row, value in model.items()
+        if value is not None
+        if row[1] is not None and any(row[0] == user and first <= row[1] <= last for user, first, last in spans)
+    }
+    for parts in (found, above):
+        rows = [row for part in parts for row in zip(*(c.to_pylist() for c in part.keys.columns), strict=True)]
+        assert len(rows) == len(set(rows))
+        assert set(rows) == expected
+    assert [rows.tolist() for rows in again] == [list(range(len(run))) for run in runs]
+
+
+def test_a_few_rows_of_a_key_with_very_many_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By time or by their whole keys, in a stack with deletes: what is read follows them, once a run is known."""
+    runs = [
+        visits([("ann", i, i % 3) for i in range(20_000)]),
+        visits([("ann", i, i % 3) for i in range(0, 20_000, 5)], None),
+        visits([("ann", i, 9) for i in range(10_000, 12_000)]),
+    ]
+    asked = ranges_of([("ann", 41, 44), ("ann", 11_000, 11_002)])
+    wanted = visits([("ann", i, i % 3) for i in (4, 7, 9)])
+    keys = Keys(wanted.hashes, wanted.keys)
+    look_up(runs, keys, VISITS)
+    read: list[int] = []
+    with_prefixes, find_in_crowds = Run.with_prefixes, arrow_rows._find_in_crowds
+
+    def counted(run: Run, prefixes: Keys) -> Run:
+        read.append(len(run))
+        return with_prefixes(run, prefixes)
+
+    def counted_crowd(*given: Any) -> Any:
+        read.append(len(given[-1]))
+        return find_in_crowds(*given)
+
+    monkeypatch.setattr(Run, "with_prefixes", counted)
+    monkeypatch.setattr(arrow_rows, "_find_in_crowds", counted_crowd)
+    monkeypatch.setattr(crowds, "_column_in_order", refuse)
+    found = [row for run in merge_prefixes(runs, asked) for row in run.keys.column("at").to_pylist()]
+    assert found == [41, 42, 43, 44, 11_000, 11_001, 11_001, 11_002, 11_002]
+    assert look_up(runs, keys, VISITS).exists.tolist() == [True, True, True]
+    assert 0 < sum(read) < 50
 
 
 few_hashes = st.sampled_from([0, 1, 2, 2**63, 2**64 - 1])

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from holdfast import clock
@@ -22,11 +23,27 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.local.folder_locks import lock_shared
 from holdfast.backends.local_files import DURABLE
 from holdfast.backends.rocksdb import backend as rocksdb
-from holdfast.backends.rocksdb import generation, moving, options
+from holdfast.backends.rocksdb import generation, moving, options, reads
 from holdfast.backends.rocksdb.backend import RocksDBBackend
 from holdfast.backends.rocksdb.generation import OPEN, READERS, CacheShare, OpenGenerations
+from holdfast.backends.rocksdb.reads import EncodedRows
+from holdfast.backends.run import Run, TableSchema
+from holdfast.backends.schema import KeyRanges
 from holdfast.errors import ClosedError, InvalidArgumentError, NotFoundError, UnavailableError
-from holdfast.testing.state_rows import P1, P2, P3, TABLES, contents, counts, no_counts, run_of, users
+from holdfast.testing.backend_rows_contract import VISITS
+from holdfast.testing.state_rows import (
+    P1,
+    P2,
+    P3,
+    TABLES,
+    answers,
+    contents,
+    counts,
+    keys_of,
+    no_counts,
+    run_of,
+    users,
+)
 from tests.tiers import repetitions
 
 NAMES = [f"u{i}" for i in range(40)]
@@ -279,6 +296,37 @@ def test_the_first_rows_of_a_database_cost_little(shard: RocksDBBackend) -> None
     with shard.view(P2) as view:
         assert len(next(view.scan("counts"))) < 100
         assert len(contents(view, "counts")) == 2000
+
+
+def test_a_few_rows_of_a_key_with_very_many_cost_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By time or by whole key, also beside many other keys: what is read follows them."""
+    many, others = range(20_000), [f"user {i}" for i in range(300)]
+    rows = [*((user, 0, 0) for user in others), *(("ann", 10 * i, 0) for i in many)]
+    hashes = [*range(len(others)), *(1_000 for _ in many)]
+    read: list[int] = []
+    run_of_rows = generation.run_of
+
+    def counted(schema: TableSchema, rows: EncodedRows, stored: Any) -> Run:
+        read.append(len(rows.keys))
+        return run_of_rows(schema, rows, stored)
+
+    monkeypatch.setattr(generation, "run_of", counted)
+    monkeypatch.setattr(reads, "RUN_ROWS", 1_000)
+    with RocksDBBackend(tmp_path / "visits", {"visits": VISITS}, clock.new_id) as backend:
+        backend.load(P1, {"visits": run_of(VISITS, [(row, ("old",)) for row in rows], hashes)}, {})
+        backend.maintain(P1)
+        backend.apply(P1, P2, {}, {})
+        with backend.view(P2) as view:
+            for wanted in ([("ann", 1_000)] * 100, [*zip(others, range(300), strict=True), ("ann", 1_000)]):
+                keys = keys_of(VISITS.prefix(1), [(user,) for user, _ in wanted], [hash_ for _, hash_ in wanted])
+                at = np.array([100 * (user == "ann") * i for i, (user, _) in enumerate(wanted)])
+                read.clear()
+                found = list(view.scan_prefix("visits", KeyRanges(keys.hashes, keys.columns, at, at + 5)))
+                assert sum(map(len, found)) == len(wanted)
+                assert sum(read) < 8_000
+            assert answers(view, "visits", keys_of(VISITS, rows[-5_000::50], [1_000] * 100)) == [("old",)] * 100
+            monkeypatch.setattr(reads, "read_rows", None)
+            assert answers(view, "visits", keys_of(VISITS, rows[-100:], [1_000] * 100)) == [("old",)] * 100
 
 
 def test_rows_in_the_order_of_time_are_counted_like_others(shard: RocksDBBackend) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import tempfile
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.backends.run import Keys
+from holdfast.backends.arrow import crowds
+from holdfast.backends.arrow import rows as arrow_rows
+from holdfast.backends.run import Run
+from holdfast.mvcc import Transaction
 from holdfast.spark_integration import timers
 from holdfast.spark_integration.operators import joins
 from holdfast.spark_integration.operators.joins import AT, IS_LEFT, AsofJoin, Join, JoinSide, KeyedTimes, Near, Sides
@@ -47,10 +50,11 @@ def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is over goes in several turns, few as the rows are; a key's rows come in several pieces, in any order."""
     monkeypatch.setattr(KeysAtOnce.__init__, "__defaults__", (3,))
     monkeypatch.setattr(joins, "_AT_ONCE", 5)
+    monkeypatch.setattr(crowds, "CROWD_ROWS", 2)
     scan = EntryRows.scan
 
-    def in_pieces(entries: EntryRows, keys: Keys) -> Iterator[Entries]:
-        halves = [some.take(np.arange(n, len(some), 2)) for some in scan(entries, keys) for n in range(2)]
+    def in_pieces(entries: EntryRows, *asked: Any) -> Iterator[Entries]:
+        halves = [some.take(np.arange(n, len(some), 2)) for some in scan(entries, *asked) for n in range(2)]
         yield from filter(len, reversed(halves))
 
     monkeypatch.setattr(EntryRows, "scan", in_pieces)
@@ -163,6 +167,36 @@ def test_a_row_gets_the_latest_one_at_or_before_it(batches: list[tuple[list[Any]
             assert len(one.stored(JOINED_LEFT)) == len(left)
             assert len(one.stored(LATEST_RIGHT)) == len(right)
             assert len(one.stored("timers_by_due")) == len(left) + len(right)
+
+
+@pytest.mark.parametrize("made", [lambda: join("left"), asof_join], ids=["join", "as-of join"])
+def test_a_key_with_very_many_rows_costs_as_its_near_ones(
+    made: Callable[[], AbstractContextManager[FunctionShard]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few new rows read those near them, also if one of them is hours late; what is over is found by its key."""
+    read: list[int] = []
+    scan_prefix, find_in_crowds = Transaction.scan_prefix, arrow_rows._find_in_crowds
+
+    def counted(*given: Any) -> Iterator[Run]:
+        for run in scan_prefix(*given):
+            read.append(len(run))
+            yield run
+
+    def counted_crowd(*given: Any) -> Any:
+        read.append(len(given[-1]))
+        return find_in_crowds(*given)
+
+    monkeypatch.setattr(Transaction, "scan_prefix", counted)
+    monkeypatch.setattr(arrow_rows, "_find_in_crowds", counted_crowd)
+    with made() as one:
+        for left in (False, True):
+            one.run(joined_table([(left, "ann", 100 * i, i) for i in range(5_000)]), 0)
+        read.clear()
+        rows = [(left, "ann", at, at) for left in (True, False) for at in (900, 400_002)]
+        found = one.run(joined_table(rows), 1_001)
+        assert {row["at"] for row in found} >= {time_of(900)}
+        assert len(found) < 20
+        assert 0 < sum(read) < 200
 
 
 def test_wide_rows_with_one_match_come_a_few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

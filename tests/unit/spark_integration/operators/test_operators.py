@@ -21,8 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import clock
+from holdfast.backends.arrow import crowds
+from holdfast.backends.arrow import rows as arrow_rows
 from holdfast.backends.base import Found
-from holdfast.backends.run import Keys
+from holdfast.backends.run import Keys, Run
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.errors import SchemaMismatchError
 from holdfast.mvcc import Transaction, VersionedStore
@@ -30,6 +32,7 @@ from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration import timers
 from holdfast.spark_integration.lookup.keys import hash_of_key
 from holdfast.spark_integration.operators import partial
+from holdfast.spark_integration.operators import sessions as operator_of_sessions
 from holdfast.spark_integration.operators.accumulators import Accumulator, Collected, Count, Extreme, Own, Picked, Sum
 from holdfast.spark_integration.operators.aggregation import WINDOW_END, WINDOW_START, Aggregation, Window
 from holdfast.spark_integration.operators.deduplication import Deduplication
@@ -160,11 +163,17 @@ def test_windows_are_shown_when_they_are_over_or_change(batches: list[tuple[list
             assert one.earliest_ms == min((start + LENGTH - 1 for _, start in held), default=None)
 
 
-@given(BATCHES)
-def test_sessions_grow_together_and_go_once_they_are_over(batches: list[tuple[list[Any], int]]) -> None:
+@pytest.mark.parametrize("crowd_rows", [1_024, 1])
+@given(batches=BATCHES)
+def test_sessions_grow_together_and_go_once_they_are_over(
+    batches: list[tuple[list[Any], int]], crowd_rows: int
+) -> None:
     """State has exactly the open sessions, each under its start; the index may have more, until its time has come."""
     held: dict[Any, list[tuple[int, int, list[Any]]]] = {}
-    with shard(sessions(), "user") as one:
+    with pytest.MonkeyPatch.context() as patched, shard(sessions(), "user") as one:
+        patched.setattr(crowds, "CROWD_ROWS", crowd_rows)
+        for name, value in (("_FIRST_REACH", 1), ("_REACH_GROWTH", 2), ("_LARGEST_REACH_US", GAP * 8_000)):
+            patched.setattr(operator_of_sessions, name, value)
         for rows, watermark in batches:
             for user, t, v in rows:
                 held.setdefault(user, []).append((t, t + GAP, [v]))
@@ -181,6 +190,35 @@ def test_sessions_grow_together_and_go_once_they_are_over(batches: list[tuple[li
         one.run(table([]), 1000)
         assert one.stored("s.state") == one.stored("timers_by_due") == []
         assert one.earliest_ms is None
+
+
+def test_a_key_with_very_many_sessions_costs_as_its_near_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New rows read the sessions around them, also far behind the newest; what is over is found by its key."""
+    read: list[int] = []
+    scan_prefix, find_in_crowds = Transaction.scan_prefix, arrow_rows._find_in_crowds
+
+    def counted(*given: Any) -> Iterator[Run]:
+        for run in scan_prefix(*given):
+            read.append(len(run))
+            yield run
+
+    def counted_crowd(*given: Any) -> Any:
+        read.append(len(given[-1]))
+        return find_in_crowds(*given)
+
+    monkeypatch.setattr(Transaction, "scan_prefix", counted)
+    monkeypatch.setattr(arrow_rows, "_find_in_crowds", counted_crowd)
+    with shard(sessions(), "user") as one:
+        starts = [2 * GAP * i for i in range(5_000)]
+        one.run(table([("ann", t, t + GAP, 1) for t in starts] + [("cem", t, t + GAP, 1) for t in starts[:5]]), 0)
+        for first in (0, GAP):
+            read.clear()
+            new = [("ann", starts[n] + first, starts[n + 1] - GAP + first, 1) for n in (100, 3_000)]
+            found = one.run(table([*new, ("cem", first, first + GAP, 1)]), first + GAP)
+            assert sorted(row["user"] for row in found) == ([] if first else ["ann", "cem"])
+            assert 0 < sum(read) < 1_000
+        ends = {ms(row["session_start"]): ms(row["session_end"]) for row in one.stored("s.state") if row["n"] > 1}
+        assert ends[starts[3_000]] == starts[3_001] + GAP
 
 
 def merged(parts: list[tuple[int, int, list[Any]]]) -> list[tuple[int, int, list[Any]]]:
