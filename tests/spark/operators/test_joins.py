@@ -111,6 +111,26 @@ def test_a_row_without_time_comes_out_at_once(lab: Lab) -> None:
     assert not any(lab.run(spark, "spark", "append"))
 
 
+@pytest.mark.all
+def test_a_row_with_a_null_key_counts_for_the_watermark(lab: Lab) -> None:
+    """Spark's join filters it out before, so that what is alone waits for others to be as late."""
+    late, types = NOON + dt.timedelta(hours=2), pa.schema({"k": TYPES["s"], "at": TYPES["at"], "b": TYPES["b"]})
+    for k, at, b in (
+        (["a", "z"], [NOON] * 2, [True, False]),
+        ([None] * 2, [late] * 2, [True, False]),
+        (["b"], [late], [False]),
+    ):
+        lab.feed(pa.table({"k": k, "at": at, "b": b}, types))
+    rows = lab.source("k string, at timestamp, b boolean")
+    left = rows.where("b").select("k", "at").withWatermark("at", "5 minutes")
+    right = rows.where("NOT b").selectExpr("k", "at AS paid").withWatermark("paid", "5 minutes")
+    ours = holdfast.stream(left).join(holdfast.stream(right), on="k", within="10 minutes", how="right")
+    near = "k = other AND at BETWEEN paid - interval 10 minutes AND paid + interval 10 minutes"
+    spark = left.withColumnRenamed("k", "other").join(right, F.expr(near), "right")
+    found = [lab.run(frame, query, "append") for frame, query in ((ours, "ours"), (spark, "spark"))]
+    assert [[row["k"] for rows in batches for row in rows] for batches in found] == [["z"], []]
+
+
 def test_an_as_of_join_finds_what_a_search_in_all_rows_finds(lab: Lab) -> None:
     """Over micro-batches and a restart: each row of the left side once, beside the latest row that is near."""
     chance = random.Random(5)
