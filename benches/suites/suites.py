@@ -1,7 +1,8 @@
 """All suites: what a full run asks, and the part of it that is quick. A new one is a function and a line in `SUITES`.
 
-Sizes are chosen so that a JVM is warm after its warm-up, and a suite ends in some 20 minutes on two idle cores, `jobs`
-in 50. What is measured of peers, what is not, and what a licence or an API rules out: ``benches/PEERS.md``.
+Sizes are chosen so that a JVM is warm after its warm-up, and a suite ends in some 20 minutes on two idle cores,
+`nexmark` in 30, `operators` in 40, `jobs` in 50. ``benches/PEERS.md`` says which peers are measured, which are not, and
+what a licence or an API rules out.
 """
 
 from __future__ import annotations
@@ -265,7 +266,7 @@ def nexmark(profile: Profile) -> list[Measurement]:
         is_on_spark = not by_key or hasattr(GroupedData, "transformWithState")
         engines, baseline = (NEXMARK, NEXMARK_ON_SPARK) if is_on_spark else (NEXMARK[:-1], "")
         name, question = f"query-{int(number):02}", f"Nexmark {number}, {query.title}: how fast is it?"
-        minutes, check = 1.5 if profile.quick else 4.0, partial(checked, job, [*engines, *by_key])
+        minutes, check = 1.5 if profile.quick else 2.9, partial(checked, job, [*engines, *by_key])
         entries = _same(job, *engines, *by_key)
         found.append(Measurement("nexmark", name, question, entries, minutes, baseline=baseline, check=check))
     return found
