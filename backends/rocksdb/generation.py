@@ -267,7 +267,7 @@ class OpenGeneration(NamedTuple):
     folder: Path
     database: Rdict
     file: GenerationFile
-    crowds: dict[str, HashArray]  #: By table the hashes of which reading has met very many rows
+    crowds: dict[str, HashArray]  #: By table the hashes that reading found very many rows of, here or in the base
 
 
 class CacheShare:
@@ -357,9 +357,10 @@ class OpenGenerations:
         require_whole(folder, file.lists)  # RocksDB takes a truncated manifest for an older one
         with rocksdb_errors(folder):
             database = open_rocksdb(folder, reader_options(share.cache), read_only=True)
-        opened = OpenGeneration(folder, database, file, {})
         with self._lock:
-            self._open[place] = opened
+            before = [one for one in self._open.values() if one.folder == folder.with_name(str(file.base))]
+            crowds = before[0].crowds if before else {}
+            opened = self._open[place] = OpenGeneration(folder, database, file, crowds)
             while len(self._open) > 1 and _are_too_many(self._open.values()):
                 self._open.popitem(last=False)
         return opened

@@ -30,7 +30,7 @@ from holdfast.backends.rocksdb.reads import EncodedRows
 from holdfast.backends.run import Run, TableSchema
 from holdfast.backends.schema import KeyRanges
 from holdfast.errors import ClosedError, InvalidArgumentError, NotFoundError, UnavailableError
-from holdfast.testing.backend_rows_contract import VISITS
+from holdfast.testing.backend_rows_contract import HASH_OF_USER, VISITS, visits
 from holdfast.testing.state_rows import (
     P1,
     P2,
@@ -327,6 +327,28 @@ def test_a_few_rows_of_a_key_with_very_many_cost_little(tmp_path: Path, monkeypa
             assert answers(view, "visits", keys_of(VISITS, rows[-5_000::50], [1_000] * 100)) == [("old",)] * 100
             monkeypatch.setattr(reads, "read_rows", None)
             assert answers(view, "visits", keys_of(VISITS, rows[-100:], [1_000] * 100)) == [("old",)] * 100
+
+
+def test_a_generation_has_the_crowds_of_the_one_before(tmp_path: Path) -> None:
+    """They are met by reading all of a key once, not again whenever the state server has moved a few runs."""
+    pointers = [Pointer(version, f"{version}aa") for version in range(1, 6)]
+    ann = keys_of(VISITS.prefix(1), [("ann",)], [HASH_OF_USER["ann"]])
+    with RocksDBBackend(tmp_path / "visits", {"visits": VISITS}, clock.new_id) as backend:
+        backend.load(pointers[0], visits([("ann", at, 0) for at in range(2_000)], ("old",)), {})
+        backend.maintain(pointers[0])
+        backend.apply(*pointers[:2], {}, {})
+        with backend.view(pointers[1]) as view:
+            assert view.crowded("visits").tolist() == []
+            assert sum(map(len, view.scan_prefix("visits", ann))) == 2_000
+            assert view.crowded("visits").tolist() == [HASH_OF_USER["ann"]]
+        backend.apply(*pointers[1:3], visits([("ann", 3_000, 0)], ("new",)), {})
+        backend.apply(*pointers[2:4], {}, {})
+        backend.drop(pointers[:2])
+        assert backend.maintain(pointers[3]) == 1
+        backend.apply(*pointers[3:], {}, {})
+        assert len(generations(backend)) == 2
+        with backend.view(pointers[4]) as view:
+            assert view.crowded("visits").tolist() == [HASH_OF_USER["ann"]]
 
 
 def test_rows_in_the_order_of_time_are_counted_like_others(shard: RocksDBBackend) -> None:
