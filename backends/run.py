@@ -261,7 +261,8 @@ def write_stretches(
     file: pa.NativeFile, schema: TableSchema, runs: Iterable[Run], *, compression: str | None = None
 ) -> None:
     """Write runs of ascending hash ranges as consecutive batches of one Arrow IPC stream."""
-    options = ipc.IpcWriteOptions(compression=compression)
+    # To wake Arrow's threads, of which a worker has one, takes longer than to compress a small commit.
+    options = ipc.IpcWriteOptions(compression=compression, use_threads=False)
     columns = schema.columns.with_metadata({"holdfast.table": schema.name})
     with ipc.new_stream(file, columns, options=options) as writer:
         for run in runs:
