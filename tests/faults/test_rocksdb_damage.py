@@ -161,14 +161,18 @@ def files_of(shard: Path) -> list[Path]:
 @pytest.mark.slow
 @pytest.mark.parametrize("verify", [False, True], ids=["read", "verified"])
 def test_a_lost_or_cut_file_is_noticed(shard: Path, tmp_path: Path, verify: bool) -> None:
+    """Verifying finds it, and a flipped byte too, before anything reads or freezes the file."""
     for file in files_of(shard):
-        for length in (None, 0, (shard / file).stat().st_size // 2, (shard / file).stat().st_size - 1):
+        size = (shard / file).stat().st_size
+        for length in (None, 0, size // 2, size - 1, size):
             copy = copy_of(shard, tmp_path)
             if length is None:
                 (copy / file).unlink()
+            elif length == size:
+                flip(copy / file, size // 2)
             else:
                 os.truncate(copy / file, length)
-            assert check_damaged(copy, verify=verify) != "never", (file, length)
+            assert check_damaged(copy, verify=verify) == ("verify" if verify else "reading"), (file, length)
             shutil.rmtree(copy.parent)
 
 
