@@ -1,10 +1,10 @@
-"""Makes, cuts and reads small frames by their blocks: the arrays, one for each dtype, in which pandas keeps columns.
+"""Makes, cuts and reads small frames through their blocks: the arrays, one per dtype, that store pandas' columns.
 
-For ``frame[label]``, a cut frame's columns come from us, too: pandas first looks in a dict of the frame, and that dict
-makes what is missing.
+This module also serves ``frame[label]`` on a cut frame: pandas first looks up the label in the frame's column cache, a
+dict, and the cache of a cut frame creates a missing column.
 
-A public way costs a small frame 10 to 200 µs, more than all else that is done for a key. So only this module uses
-pandas' private names, if pandas has all of them. Otherwise the public ways give the same.
+On a small frame, pandas' public API takes 10 to 200 µs, longer than all other work for a key. So this module, and no
+other, uses private names of pandas if all of them exist. If not, it uses the public API, with the same results.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from holdfast.backends.arrow.rows import IntArray
 
 Array = np.ndarray[Any, np.dtype[Any]] | pd.api.extensions.ExtensionArray
 
-#: By which each new frame asks for the kind of its manager, in the module of the `CONSTRUCTORS`.
+#: The function that reads the kind of manager for each new frame, in the module of the `CONSTRUCTORS`.
 OPTION = "_get_option"
-#: pandas' private names, as attributes of pandas, of a frame and of one of its blocks.
+#: Private names of pandas that this module uses: attributes of pandas, of a frame and of a block.
 PRIVATE_OF_PANDAS = (
     "Index._simple_new",
     "RangeIndex._simple_new",
@@ -49,7 +49,7 @@ PRIVATE = (
     "_mgr.iget",
 )
 PRIVATE_OF_BLOCKS = ("iget", "mgr_locs.as_array", "refs", "values")
-#: Functions by which ``pd.DataFrame`` makes blocks of what it is given, in the module that looks them up by name.
+#: Functions that convert the arguments of ``pd.DataFrame`` to blocks, in the module that looks them up by name.
 CONSTRUCTORS = ("arrays_to_mgr", "dict_to_mgr", "ensure_index", "nested_data_to_arrays")
 _MANAGER, _BLOCKS, _AXES = map(attrgetter, ("_mgr", "_mgr.blocks", "_mgr.axes"))
 _NEW, _CONFIGURATION = map(attrgetter, ("_simple_new", "_config.config._global_config"))
@@ -63,7 +63,7 @@ _new, _get = object.__new__, dict.get
 
 
 def lacking() -> list[str]:
-    """Return the private names that this pandas lacks."""
+    """Return the private names that the installed pandas lacks."""
     frame = pd.DataFrame({"n": [0]})
     of_pandas = (*PRIVATE_OF_PANDAS, *[f"core.frame.{name}" for name in CONSTRUCTORS])
     gone = [name for name in of_pandas if not _has(pd, name)]
@@ -85,7 +85,7 @@ def _has_blocks() -> bool:
 
 
 class Template:
-    """A frame's blocks without values, as `manager` holds them: makes frames with the same columns and dtypes."""
+    """The layout of a frame's blocks, without values: makes frames with the same columns and dtypes."""
 
     def __init__(self, manager: Any) -> None:
         self._make = type(manager)
@@ -94,7 +94,7 @@ class Template:
         self._new_labels, self._new_index = _NEW(pd.Index), _NEW(pd.RangeIndex)
 
     def filled(self, columns: list[Any], rows: int, labels: pd.Index[Any] | None = None) -> Any:
-        """Return the manager of a frame of `columns`: sequences, or arrays, of `rows` values."""
+        """Return the manager of a frame with these columns, which are sequences or arrays of `rows` values."""
         blocks = []
         for kind, place, positions, dtype in self.blocks:
             if dtype.hasobject:
@@ -110,34 +110,34 @@ class Template:
 
 
 def new_labels(labels: np.ndarray[Any, np.dtype[Any]]) -> pd.Index[Any]:
-    """Return labels that share nothing: a function may write into their array."""
+    """Return an index of labels with its own array, which a function may modify."""
     found: pd.Index[Any] = _NEW(pd.Index)(labels.copy())
     return found
 
 
 def constructing() -> Any:
-    """Return the module that has the `CONSTRUCTORS`."""
+    """Return the pandas module that has the `CONSTRUCTORS`."""
     return _CONSTRUCTING(pd)
 
 
 def reducing() -> Any:
-    """Return the module that has ``nansum``."""
+    """Return the pandas module that has ``nansum``."""
     return _REDUCING(pd)
 
 
 def has_usual_options() -> bool:
-    """Whether pandas' options leave text as objects, and columns in blocks."""
+    """Return whether pandas' options keep text as objects and columns in blocks."""
     configuration = _CONFIGURATION(pd)
     return not configuration["future"]["infer_string"] and configuration["mode"]["data_manager"] == "block"
 
 
 def data_manager() -> Any:
-    """Return pandas' option of this name."""
+    """Return the value of pandas' option ``mode.data_manager``."""
     return _CONFIGURATION(pd)["mode"]["data_manager"]
 
 
 def anatomy(frame: pd.DataFrame | pd.Series[Any]) -> tuple[Any, ...]:
-    """Return all parts of a frame, to compare them with another's; of a column also its sum."""
+    """Return all parts of a frame for comparison; for a series, also its sum."""
     if isinstance(frame, pd.Series):
         return type(frame), list(vars(frame)), frame.sum(), anatomy(frame.to_frame())
     blocks = [(type(b), b.mgr_locs.as_array.tolist(), b.values.dtype, b.values.tolist()) for b in _BLOCKS(frame)]
@@ -146,7 +146,7 @@ def anatomy(frame: pd.DataFrame | pd.Series[Any]) -> tuple[Any, ...]:
 
 
 def consecutive(frame: pd.DataFrame, sizes: IntArray) -> Iterator[pd.DataFrame]:
-    """Cut a frame into consecutive frames, each with labels, and an index that starts at 0, of its own."""
+    """Cut a frame into consecutive frames, each with its own labels and an index that starts at 0."""
     in_blocks = _has_blocks() and _has(frame, "_mgr.blocks")
     cut = _cut_blocks(frame) if in_blocks else _cut_groups(frame, sizes)
     for start, end in pairwise([0, *np.cumsum(sizes).tolist()]):
@@ -173,7 +173,7 @@ def _cut_blocks(frame: pd.DataFrame) -> Callable[[slice], pd.DataFrame]:
 
 
 class Columns:
-    """Makes columns of frames that are cut from one, as ``frame[label]`` does, in a third of the time."""
+    """Makes the columns of frames that were cut from one frame, in a third of the time of ``frame[label]``."""
 
     def __init__(self, frame: pd.DataFrame) -> None:
         manager = _MANAGER(frame)
@@ -184,7 +184,7 @@ class Columns:
             self._manager, self._place = type(column), type(column.blocks[0].mgr_locs)
 
     def made(self, label: Any, frame_ref: ref[pd.DataFrame], blocks: tuple[Any, ...]) -> pd.Series[Any] | None:
-        """Return a column of a frame made from `blocks`; None where pandas must handle changes."""
+        """Return a column of a frame made from `blocks`; None if the frame has changed and pandas must make it."""
         frame, found_at = frame_ref(), self._places.get(label)
         if frame is None or found_at is None:
             return None
@@ -209,7 +209,7 @@ class Columns:
 
 
 class _Taken(dict[Any, Any]):
-    """The columns taken from a frame, where pandas looks before it makes one."""
+    """The column cache of a frame, which creates a missing column when pandas looks it up."""
 
     __slots__ = ("_blocks", "_columns", "_frame")
 
@@ -226,21 +226,21 @@ class _Taken(dict[Any, Any]):
 
 
 def pandas_columns(frame: pd.DataFrame, columns: Columns, blocks: tuple[Any, ...]) -> dict[Any, Any]:
-    """Return a frame's column cache that lets pandas make the columns."""
+    """Return a column cache for which pandas makes the columns."""
     return {}
 
 
 def our_columns(frame: pd.DataFrame, columns: Columns, blocks: tuple[Any, ...]) -> dict[Any, Any]:
-    """Return a frame's column cache that lets `columns` make the columns."""
+    """Return a column cache for which `columns` makes the columns."""
     return _Taken(frame, columns, blocks)
 
 
-#: The column caches of cut frames: exchanged together with pandas' functions.
+#: Creates the column cache of a cut frame; replaced together with pandas' functions.
 give_columns = pandas_columns
 
 
 def _give_parts(of: pd.DataFrame | pd.Series[Any], manager: Any, columns: dict[Any, Any]) -> dict[str, Any]:
-    """Set up a new frame or series as pandas' constructor does; return its attributes."""
+    """Set the attributes of a new frame or series like pandas' constructor; return them."""
     parts = vars(of)
     parts[_IS_COPY] = None
     parts[_MANAGER_NAME] = manager
@@ -251,15 +251,15 @@ def _give_parts(of: pd.DataFrame | pd.Series[Any], manager: Any, columns: dict[A
 
 
 def _labels_for_each(labels: pd.Index[Any]) -> Iterator[pd.Index[Any]]:
-    """Yield labels for frame after frame, each with an array that a function may write into.
+    """Yield labels for each frame, with an array that a function may modify.
 
-    All but the first share a table for look-ups, which takes 5 µs to make, until a function writes; a frame that has
-    the table is still looked up by its old labels.
+    All but the first share a look-up table, which takes 5 µs to build, until a function modifies an array. Look-ups in
+    a frame with the shared table still use its old labels.
     """
-    while labels.dtype != np.object_:  # an option of pandas: text is kept by Arrow
+    while labels.dtype != np.object_:  # a pandas option stores text in Arrow
         yield labels.copy(deep=True)
     own, new = labels.to_numpy(copy=True), _NEW(pd.Index)
-    given, same = own.copy(), own.tobytes()  # of objects, their addresses
+    given, same = own.copy(), own.tobytes()  # the addresses of the objects
     yield new(given)
     table = _TABLE(new(own.copy()))
     while given.tobytes() == same:
@@ -284,15 +284,15 @@ def _cut_groups(frame: pd.DataFrame, sizes: IntArray) -> Callable[[slice], pd.Da
 
 
 def blocks_of(frame: pd.DataFrame) -> tuple[tuple[bytes, ...], list[Array]]:
-    """Return the positions of each block's columns, as ``intp``, and its values, one row per column."""
+    """Return each block's column positions, as ``intp`` bytes, and its values, one row per column."""
     if not _has_blocks():
         arrays = column_arrays(frame)
         return _one_by_one(arrays), arrays
     try:
         blocks = _BLOCKS(frame)
-    except AttributeError:  # a function has set pandas' option mode.data_manager
+    except AttributeError:  # the function has set pandas' option mode.data_manager
         arrays = column_arrays(frame)
-        # A block of one column has two dimensions, its array alone has one: a block without columns tells them apart.
+        # A block of one column has two dimensions, a column's array has one: the empty block marks the second form.
         return (*_one_by_one(arrays), b""), [*arrays, np.empty((0, len(frame)))]
     return tuple([block.mgr_locs.as_array.tobytes() for block in blocks]), [block.values for block in blocks]
 
@@ -302,13 +302,13 @@ def _one_by_one(arrays: list[Array]) -> tuple[bytes, ...]:
 
 
 def column_arrays(frame: pd.DataFrame) -> list[Array]:
-    """Return the arrays of a frame's columns, by pandas' public methods."""
+    """Return the arrays of a frame's columns through pandas' public API."""
     arrays = [frame.iloc[:, place].array for place in range(frame.shape[1])]
     return [a.to_numpy() if isinstance(a, pd.arrays.NumpyExtensionArray) else a for a in arrays]
 
 
 def joined_columns(places: tuple[bytes, ...], frames: list[list[Array]]) -> list[Array]:
-    """Concatenate the blocks of frames that have the same dtypes in the same places; return the columns."""
+    """Concatenate the blocks of frames with the same dtypes at the same positions; return the columns."""
     columns: dict[int, Array] = {}
     for of_block, blocks in zip(places, zip(*frames, strict=True), strict=True):
         columns |= zip(np.frombuffer(of_block, np.intp).tolist(), _joined(blocks), strict=True)
@@ -316,7 +316,7 @@ def joined_columns(places: tuple[bytes, ...], frames: list[list[Array]]) -> list
 
 
 def _joined(blocks: tuple[Any, ...]) -> list[Array]:
-    """Return the columns of blocks that are concatenated."""
+    """Concatenate blocks; return their columns."""
     first = blocks[0]
     if first.ndim == 1:
         return [concatenated(blocks)]
@@ -328,6 +328,6 @@ def _joined(blocks: tuple[Any, ...]) -> list[Array]:
 def concatenated(columns: tuple[Any, ...]) -> Array:
     """Concatenate arrays of the same dtype."""
     if isinstance(columns[0].dtype, np.dtype):
-        # Much cheaper per frame than pd.concat; equal dtypes give the same result.
+        # Much cheaper per frame than pd.concat, with the same result for equal dtypes.
         return np.concatenate([np.asarray(column) for column in columns])
     return pd.concat([pd.Series(column) for column in columns], ignore_index=True).array

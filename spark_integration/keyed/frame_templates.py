@@ -1,21 +1,21 @@
-"""Makes the frames of a user's function as ``pd.DataFrame(...)`` does, from templates: in a tenth of the time.
+"""Speeds up ``pd.DataFrame(...)`` in a user's function tenfold: builds equal frames from templates.
 
 ::
 
     pd.DataFrame({"key": [key], "n": [n]})
        │
-       ▼  pandas' __init__, as it is
+       ▼  pandas' own __init__
     dict_to_mgr ──▶ labels and kinds of values known? ──▶ template ─▶ blocks        10 µs
                          │ no                                 ▲
                          └──▶ pandas' own dict_to_mgr ────────┘ learns          100 to 200 µs
 
-pandas makes the first frame of a signature (labels, and a kind for each column); its blocks are the template of all
-that follow. pandas makes frames without a signature: long or wide data, other values, options.
+pandas makes the first frame of each signature (labels, and a kind per column); its blocks become the template of all
+later frames. Frames without a signature are left to pandas: long or wide data, other types of values, changed options.
 
-Likewise a sum of plain numbers is left to numpy, and a frame that is cut for a key makes its own columns.
+In addition, numpy adds up plain numbers, and a frame that was cut for a key makes its own columns.
 
-Only module-level functions are exchanged, no class is changed, and only while `by_templates` runs its generator:
-between its yields pandas is untouched. Threads of the function may find either; both give the same.
+Only module-level functions of pandas are replaced, no class, and only while `by_templates` advances its generator: at
+each yield pandas is restored. A thread of the function may call either version; both give the same result.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from holdfast.spark_integration.keyed.frame_blocks import Template, new_labels
 
 Y = TypeVar("Y")
 R = TypeVar("R")
-#: Labels, then a kind for each.
+#: All labels, then a kind for each column.
 Signature = tuple[str, ...]
 
-# In longer columns and wider frames, the values dominate the cost.
+# In longer columns and wider frames, the values account for most of the cost.
 _ROWS_MAX = 128
 _COLUMNS_MAX = 64
-# A function may make new labels for ever.
+# Bounds memory if a function keeps making new labels.
 _SIGNATURES_MAX = 1000
 
 _OBJECT = "O"
-#: The dtype, as numpy's character, that pandas gives to a column whose values are all exactly of a type.
+#: By exact type of all values of a column, numpy's character of the dtype that pandas gives the column.
 _KINDS: dict[type, str] = {
     int: "l",
     np.int64: "l",
@@ -64,12 +64,12 @@ _KINDS: dict[type, str] = {
     type(None): _OBJECT,
 }
 _KINDS_OF_ARRAYS = frozenset("bhilBHILfd?")
-#: A scalar that is repeated to the other columns' length.
+#: Types of scalars, which are repeated to the length of the other columns.
 _SCALARS = frozenset((int, float, bool, str))
 Functions = dict[str, Callable[..., Any]]
-# If two threads began together, one would mistake the other's functions for pandas'.
+# If two threads started at the same time, one would mistake the replacements of the other for pandas' functions.
 _COMPARING = threading.Lock()
-# Frames that a worker compares before its first one: each form, and each kind of block.
+# Frames that a worker compares before it uses templates: each form of data and each kind of block.
 _SAMPLES: tuple[Callable[[], pd.DataFrame | pd.Series[Any]], ...] = (
     lambda: pd.DataFrame({"key": ["a"], "n": [1], "x": [0.5], "is": [True], "m": [2]}),
     lambda: pd.DataFrame({"key": ("a", None), "v": np.array([1, 2], np.int16), "n": 3}),
@@ -81,21 +81,21 @@ _SAMPLES: tuple[Callable[[], pd.DataFrame | pd.Series[Any]], ...] = (
 
 
 class _Rows(list[Any]):
-    """Columns on their way between two functions of pandas, and the frame to make of them."""
+    """Columns passed from one pandas function to the next, with the manager of their frame."""
 
     manager: Any = None
     signature: Signature | None = None
 
 
 class Templates:
-    """The templates of a process, by signature."""
+    """The process's templates, by signature."""
 
     def __init__(self) -> None:
         self._of: dict[Signature, Template] = {}
         self._labels: dict[Signature, np.ndarray[Any, np.dtype[Any]]] = {}
 
     def of_dict(self, data: dict[Any, Any]) -> tuple[Signature | None, Any]:
-        """Return signature and manager of a frame from a dict of columns; None if pandas must make it."""
+        """Return signature and manager of a frame from a dict of columns; no manager if pandas must make it."""
         columns = list(data.values())
         for column in columns:
             kind = type(column)
@@ -104,7 +104,7 @@ class Templates:
         return None, None
 
     def of_rows(self, data: list[Any], labels: pd.Index[Any] | None) -> _Rows | None:
-        """Return the columns of a list of tuples, lists or dicts."""
+        """Return the columns of a list of tuples, lists or dicts; None if pandas must convert them."""
         kind = type(data[0])
         if len(data) > _ROWS_MAX or any(type(row) is not kind for row in data):
             return None
@@ -125,7 +125,7 @@ class Templates:
         return rows if rows.signature else None
 
     def labels(self, given: list[Any]) -> pd.Index[Any] | None:
-        """Return a list of texts as labels."""
+        """Convert a list of strings to labels; None if pandas must convert it."""
         if not (0 < len(given) <= _COLUMNS_MAX and frame_blocks.has_usual_options()):
             return None
         if any(type(label) is not str for label in given):
@@ -136,7 +136,7 @@ class Templates:
         return new_labels(found)
 
     def learn(self, signature: Signature, manager: Any) -> None:
-        """Keep a frame of pandas as the template of a signature, unless its dtypes differ, as uint64 for 2**63."""
+        """Keep pandas' frame as a signature's template, unless its dtypes differ, such as uint64 for 2**63."""
         template, kinds = Template(manager), signature[len(signature) // 2 :]
         if all(kinds[at] == dtype.char for _, _, places, dtype in template.blocks for at in places):
             _kept(self._of, signature, template)
@@ -144,7 +144,7 @@ class Templates:
     def _made(
         self, names: list[Any], columns: list[Any], rows: int, labels: pd.Index[Any] | None
     ) -> tuple[Signature | None, Any]:
-        """Return the signature if pandas must make its template, and the frame's manager; replaces scalar columns."""
+        """Return the signature, and the manager if a template exists; expand scalar columns in place."""
         if not (0 < rows <= _ROWS_MAX and len(names) <= _COLUMNS_MAX and frame_blocks.has_usual_options()):
             return None, None
         for name in names:
@@ -171,7 +171,7 @@ class Templates:
 
 
 def _kind(column: Any, rows: int) -> str | None:
-    """Return numpy's character for a column's dtype; None for columns that pandas must convert."""
+    """Return numpy's character for a column's dtype; None if pandas must convert the column."""
     of = type(column)
     if of is list or of is tuple:
         if len(column) != rows:
@@ -198,7 +198,7 @@ def _kept(kept: dict[Signature, Any], signature: Signature, what: Any) -> Any:
 
 
 def _of_dicts(templates: Templates, theirs: Functions) -> list[Any]:
-    """Return the replacements of pandas' functions for dicts and labels."""
+    """Return replacements for pandas' functions for dicts and labels."""
     by_pandas, to_labels = theirs["dict_to_mgr"], theirs["ensure_index"]
 
     def dict_to_mgr(data: Any, index: Any, columns: Any, *, dtype: Any = None, copy: Any = True, **more: Any) -> Any:
@@ -220,7 +220,7 @@ def _of_dicts(templates: Templates, theirs: Functions) -> list[Any]:
 
 
 def _of_rows(templates: Templates, theirs: Functions) -> list[Any]:
-    """Return the replacements of pandas' functions for lists of rows."""
+    """Return replacements for pandas' functions for lists of rows."""
     to_arrays, by_pandas = theirs["nested_data_to_arrays"], theirs["arrays_to_mgr"]
 
     def nested_data_to_arrays(data: Any, columns: Any, index: Any, dtype: Any) -> Any:
@@ -247,7 +247,7 @@ def _of_rows(templates: Templates, theirs: Functions) -> list[Any]:
 
 
 def _sum(by_pandas: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the replacement of pandas' sum, for columns of plain numbers without NaN."""
+    """Return a replacement for pandas' ``nansum`` that adds up plain numbers without NaN in numpy."""
     add, quiet = np.add.reduce, np.errstate
     integer, double = np.dtype(np.int64), np.dtype(np.float64)
 
@@ -266,7 +266,7 @@ def _sum(by_pandas: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _option(by_pandas: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the replacement of pandas' look-up of an option, for the one that each new frame asks for."""
+    """Return a replacement for pandas' option look-up that serves the option read for each new frame."""
     data_manager = frame_blocks.data_manager
 
     def _get_option(pat: str, silent: bool = False) -> Any:
@@ -276,7 +276,7 @@ def _option(by_pandas: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_of_pandas(function: Any) -> Callable[..., Any]:
-    """Return a function whose frame counts as pandas' own: warnings name the line outside pandas."""
+    """Return a copy of a function whose code appears to be in pandas, so warnings name the caller's line."""
     place = os.path.join(os.path.dirname(pd.__file__), "core", "frame_templates.py of holdfast")
     code = function.__code__.replace(co_filename=place)
     found = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
@@ -291,7 +291,7 @@ class _Exchange:
         making, reducing = frame_blocks.constructing(), frame_blocks.reducing()
         theirs = {name: getattr(making, name) for name in frame_blocks.CONSTRUCTORS}
         templates = Templates()
-        #: Module, name, our function, and the one that it replaces.
+        #: Module, name, our function and the function that it replaces.
         self._pairs = [
             (making, function.__name__, _as_of_pandas(function), theirs[function.__name__])
             for function in (*_of_dicts(templates, theirs), *_of_rows(templates, theirs))
@@ -321,12 +321,12 @@ class _Exchange:
 
 
 def _put(module: Any, name: str, new: Callable[..., Any], old: Callable[..., Any]) -> None:
-    if getattr(module, name) is old:  # someone else's stays
+    if getattr(module, name) is old:  # keep a third party's replacement
         setattr(module, name, new)
 
 
 def by_templates(steps: Generator[Y, None, R]) -> Generator[Y, None, R]:
-    """Run a generator that makes frames from templates; pandas is restored at each yield."""
+    """Run a generator whose frames are made from templates; restore pandas at each yield."""
     exchange = _exchange()
     if exchange is None:
         return (yield from steps)
@@ -348,7 +348,7 @@ def _last_cut() -> pd.DataFrame:
 
 
 def _exchange() -> _Exchange | None:
-    """Return the exchange of this process, if its frames equal pandas' own."""
+    """Return the process's exchange; None if its frames differ from pandas' own."""
     with _COMPARING:
         return _compared()
 
@@ -359,17 +359,17 @@ def _compared() -> _Exchange | None:
     differing = [] if lacking else _differing(exchange := _Exchange())
     if not lacking and not differing:
         return exchange
-    why = f"it lacks {', '.join(lacking)}" if lacking else f"of the samples, {differing} differ"
+    why = f"it lacks {', '.join(lacking)}" if lacking else f"samples {differing} differ"
     warnings.warn(
-        f"pandas {pd.__version__} itself makes all frames, in up to ten times the time: holdfast's templates do not "
-        f"fit it ({why}); spark.holdfast.pandas.frameTemplates=false turns off the templates and this warning",
+        f"holdfast's frame templates do not support pandas {pd.__version__} ({why}), so new frames take up to ten "
+        "times as long; spark.holdfast.pandas.frameTemplates=false turns off the templates and this warning",
         stacklevel=2,
     )
     return None
 
 
 def _differing(exchange: _Exchange) -> list[int]:
-    """Return the samples whose frames from a template differ from pandas'."""
+    """Return the indices of the samples whose template frames differ from pandas' frames."""
     found = []
     for at, sample in enumerate(_SAMPLES):
         try:
@@ -377,7 +377,7 @@ def _differing(exchange: _Exchange) -> list[int]:
                 sample()  # learns
                 ours = frame_blocks.anatomy(sample())
             is_same = ours == frame_blocks.anatomy(sample())
-        except (AttributeError, KeyError, IndexError, TypeError, ValueError):  # whatever names and arguments are now
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError):  # pandas has changed names or arguments
             is_same = False
         if not is_same:
             found.append(at)

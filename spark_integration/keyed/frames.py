@@ -1,24 +1,24 @@
-"""pandas frames of each key, and those that a function returns: exactly as Spark converts both.
+"""Converts each key's rows to pandas frames, and returned frames to Arrow, exactly as Spark does.
 
 Spark converts each key's rows separately, so an integer column is int64 for a key without nulls and float64 for a key
-with one. Here the rows of many keys, a slab, are converted together: one conversion for all keys that have nulls in the
-same columns. Every key sees what it would see alone, without a conversion of its own.
+with a null. This module converts the rows of a slab together: keys that have nulls in the same columns share one
+conversion. Every key gets the frame that a separate conversion would give.
 
-For a processor, Spark 4.1 and later take the frame apart into rows and make the key's frame from these, so its dtypes
-are what pandas infers from Python's values:
+For a processor, Spark 4.1 and later split the frame into Python rows and build the key's frame from them, so pandas
+infers its dtypes from Python values:
 
 ====================  =================================  ================================
-column                as Arrow converts it               made anew
+column                converted by Arrow                 made anew
 ====================  =================================  ================================
 byte, short, int      int8, int16, int32                 int64
 integers with nulls   float64                            float64
 float                 float32                            float64
-interval              timedelta64                        datetime64 where all are null
-nullable integers     Int8, Int16, Int32, Int64          int8 …; object where any is null
+interval              timedelta64                        datetime64 if all are null
+nullable integers     Int8, Int16, Int32, Int64          int8 …; object if any is null
 ====================  =================================  ================================
 
-Frames that come back are checked as Spark does, and converted together, column by column, but only those with the same
-labels and dtypes: a null in one frame must not turn another's integers into floats.
+Returned frames pass Spark's checks. Frames with the same labels and dtypes are converted together, column by column;
+others separately, because a null in one frame must not turn the integers of a different frame into floats.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ from holdfast.spark_integration.spark_types import arrow_schema, require_nulls_a
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Frames are released after this many: later ones reuse their memory while the CPU's cache holds it.
+# Frames are released in groups of this size, so that the next frames reuse memory that is still in the CPU's cache.
 GATHERED_FRAMES = 256
 
 
 @dataclass(frozen=True)
 class FrameFormat:
-    """The session settings that govern Spark's conversions between Arrow and pandas."""
+    """The session settings that control Spark's conversions between Arrow and pandas."""
 
-    timezone: str  #: The session's: timestamps are shown in it
+    timezone: str  #: Session time zone, in which timestamps are shown
     prefer_int_ext_dtype: bool = False  #: Whether integers become pandas' nullable types
-    safecheck: bool = True  #: Whether output that overflows or loses digits is rejected
-    #: Whether output columns are matched by name, if they have names, instead of by position
+    safecheck: bool = True  #: Whether to reject output that overflows or loses digits
+    #: Whether to match output columns by name if they have names, instead of by position
     assign_cols_by_name: bool = True
-    int_to_decimal_coercion_enabled: bool = False  #: Whether integers are accepted as decimals
-    #: Whether frames are made from Python's values, as for a processor: `spark_versions.makes_frames_anew`.
+    int_to_decimal_coercion_enabled: bool = False  #: Whether to accept integers as decimals
+    #: Whether frames are built from Python values, as for a processor: `spark_versions.makes_frames_anew`.
     made_anew: bool = False
 
     @classmethod
     def of_session(cls, session: SparkSession) -> FrameFormat:
-        """Return a session's current settings."""
+        """Read the current settings of a session."""
 
         def is_on(name: str) -> bool:
             return spark_versions.is_on(session, f"spark.sql.{name}")
@@ -78,7 +78,7 @@ class FrameFormat:
         )
 
     def to_series(self, rows: pa.Table) -> list[pd.Series[Any]]:
-        """Return each column as Spark's worker would show it. Raises `InvalidArgumentError`."""
+        """Convert columns to the series that Spark's worker would build. Raises `InvalidArgumentError`."""
         columns = [one_chunk(column) for column in rows.columns]
         types = [self._shown_type(column.type) for column in columns]
         columns = [c if c.type == t else c.cast(t) for c, t in zip(columns, types, strict=True)]
@@ -102,12 +102,12 @@ class FrameFormat:
         return in_zone(data_type, self.timezone)
 
     def to_frame(self, rows: pa.Table) -> pd.DataFrame:
-        """Return rows as the frame that Spark's worker would build."""
+        """Convert rows to the frame that Spark's worker would build."""
         return pd.concat(self.to_series(rows), axis=1)
 
 
 def _with_all_digits(series: pd.Series[Any], column: pa.Array) -> pd.Series[Any]:
-    """Return a nullable integer column with all its digits: pandas 2 converts some values by way of float64."""
+    """Restore the digits of nullable integers: pandas 2 converts some of them through float64."""
     if not (pa.types.is_int64(column.type) and column.null_count):
         return series
     values = column.fill_null(0).to_numpy().copy()
@@ -116,13 +116,13 @@ def _with_all_digits(series: pd.Series[Any], column: pa.Array) -> pd.Series[Any]
 
 
 def _inferred(series: pd.Series[Any]) -> pd.Series[Any]:
-    """Return a column in the dtype that pandas infers from its values, if that may differ."""
+    """Convert a column to the dtype that pandas infers from its values, if the two may differ."""
     is_inferred = isinstance(series.dtype, np.dtype) and not (series.dtype.kind == "m" and series.isna().all())
     return series if is_inferred else pd.Series(pd.DataFrame(list(zip(series)))[0], name=series.name)
 
 
 class KeyFrames(KeySlabs[pd.DataFrame]):
-    """A shard's rows as frames by key, several for a key with more than `rows_each` rows; see `KeySlabs`."""
+    """A shard's rows as frames per key, several for a key with more than `rows_each` rows; see `KeySlabs`."""
 
     def __init__(
         self, rows: pa.Table, order: IntArray, starts: IntArray, frame_format: FrameFormat, rows_each: int
@@ -132,7 +132,7 @@ class KeyFrames(KeySlabs[pd.DataFrame]):
         self._names = pd.Index(rows.column_names, dtype=object)
 
     def empty(self, count: int) -> Iterator[pd.DataFrame]:
-        """Yield the empty frames that a function gets for keys that have timed out, one each."""
+        """Yield an empty frame for each of `count` keys that have timed out."""
         return consecutive(pd.DataFrame(columns=self._names.view()), np.zeros(count, np.int64))
 
     def cut(self, rows: pa.Table, bounds: IntArray) -> Iterator[Iterator[pd.DataFrame]]:
@@ -143,7 +143,7 @@ class KeyFrames(KeySlabs[pd.DataFrame]):
 
 
 def key_tuples(keys: pa.Table, frame_format: FrameFormat) -> list[tuple[Any, ...]]:
-    """Return keys as a function gets them: tuples of the first value of each key column's pandas series."""
+    """Convert keys to the tuples that a function gets: the first value of each key column's pandas series."""
     bounds = np.arange(len(keys) + 1)
     columns = []
     for name, column in zip(keys.column_names, keys.columns, strict=True):
@@ -159,13 +159,13 @@ def key_tuples(keys: pa.Table, frame_format: FrameFormat) -> list[tuple[Any, ...
 
 
 def _scalars(series: pd.Series[Any]) -> list[Any]:
-    """Return ``series[0]``, ``series[1]`` …: numpy's scalars rather than Python's, where numpy has them."""
+    """Return ``series[0]``, ``series[1]`` …: numpy scalars instead of Python's for all types that numpy has."""
     values = series.array
     return list(values.to_numpy() if isinstance(series.dtype, np.dtype) and series.dtype.kind not in "mM" else values)
 
 
 def cut(rows: pa.Table, bounds: IntArray, to_frame: Callable[[pa.Table], pd.DataFrame]) -> Iterator[pd.DataFrame]:
-    """Yield a frame for each key; key i has the rows from ``bounds[i]`` up to ``bounds[i + 1]``."""
+    """Yield a frame for each key; key i has rows ``bounds[i]`` to ``bounds[i + 1]``, exclusive."""
     classes = _null_classes(rows, bounds)
     sizes = np.diff(bounds)
     of_class = []
@@ -179,7 +179,7 @@ def cut(rows: pa.Table, bounds: IntArray, to_frame: Callable[[pa.Table], pd.Data
 
 
 def _null_classes(rows: pa.Table, bounds: IntArray) -> IntArray:
-    """Return a small number per key, equal for keys that have nulls in the same places."""
+    """Number the keys so that keys with nulls in the same columns share a number."""
     nulls = list(itertools.chain.from_iterable(_nulls(one_chunk(column)) for column in rows.columns))
     if not nulls:
         return np.zeros(len(bounds) - 1, np.int64)
@@ -189,14 +189,14 @@ def _null_classes(rows: pa.Table, bounds: IntArray) -> IntArray:
 
 
 def _nulls(column: pa.Array) -> Iterator[BoolArray]:
-    """Yield a mask of the rows with nulls, for each part of a column whose pandas type depends on them."""
+    """Yield a mask of the null rows for each part of a column whose pandas type depends on nulls."""
     if pa.types.is_nested(column.type):
         if column.null_count:
             yield column.is_null().to_numpy(zero_copy_only=False)
         yield from _nested_nulls(column)
     elif column.null_count and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
         yield column.is_null().to_numpy(zero_copy_only=False)
-    elif column.null_count and pa.types.is_duration(column.type):  # whether all are null
+    elif column.null_count and pa.types.is_duration(column.type):  # the dtype changes only if all are null
         yield column.is_valid().to_numpy(zero_copy_only=False)
 
 
@@ -215,7 +215,7 @@ def _nested_nulls(column: pa.Array) -> Iterator[BoolArray]:
 
 
 def in_zone(data_type: pa.DataType, timezone: str) -> pa.DataType:
-    """Return a type with all its timestamps in one time zone, as Spark sends them to its workers."""
+    """Return the type with all timestamps in one time zone, as Spark sends them to its workers."""
     t = data_type
     if pa.types.is_timestamp(t):
         return t if t.tz is None else pa.timestamp(t.unit, timezone)
@@ -229,12 +229,12 @@ def in_zone(data_type: pa.DataType, timezone: str) -> pa.DataType:
 
 
 class OutputFrames:
-    """Gathers the frames of many keys and converts them together, in batches of more than `rows_each` rows.
+    """Gathers the frames of many keys and converts them together, as soon as they have more than `rows_each` rows.
 
-    After a failed conversion, `failed_key` is the key whose frame caused it.
+    After a failed conversion, `failed_key` is the key whose frame caused the failure.
     """
 
-    #: Whether booleans are converted as booleans, and not as the objects that Spark's worker makes of them.
+    #: Whether booleans stay booleans, instead of becoming objects as in Spark's worker.
     keeps_booleans = False
 
     def __init__(self, schema: StructType, frame_format: FrameFormat, rows_each: int) -> None:
@@ -248,7 +248,7 @@ class OutputFrames:
         self._alike: dict[tuple[Any, ...], _AlikeFrames] = {}
 
     def add_all(self, returned: object, key: tuple[Any, ...]) -> Iterator[pa.RecordBatch]:
-        """Iterate over a function's output for a key; yield batches as they fill."""
+        """Add a function's output for a key; yield batches as they fill."""
         for frame in self.frames_of(returned):
             rows = len(frame)
             if rows:
@@ -257,7 +257,7 @@ class OutputFrames:
                     yield from self.finish()
 
     def frames_of(self, returned: object) -> Iterator[pd.DataFrame]:
-        """Iterate over a function's output, and check each frame; columns of one with rows are checked later."""
+        """Yield the frames of a function's output; check their type, and the width of frames without rows."""
         for frame in _iterable(returned):
             if not isinstance(frame, pd.DataFrame):
                 raise _wrong_return("iterator of pandas.DataFrame", f"iterator of {type(frame).__name__}")
@@ -266,7 +266,7 @@ class OutputFrames:
             yield frame
 
     def blocks_of(self, frame: pd.DataFrame) -> tuple[tuple[bytes, ...], list[Array]]:
-        """Return the blocks of a frame, to be converted later."""
+        """Return the positions and values of a frame's blocks."""
         return blocks_of(frame)
 
     def _add(self, frame: pd.DataFrame, rows: int, key: tuple[Any, ...]) -> None:
@@ -298,7 +298,7 @@ class OutputFrames:
             )
 
     def places(self, labels: tuple[Any, ...]) -> list[int]:
-        """Return, for each column of the output, its position in a frame with these labels."""
+        """Return the position of each output column in a frame with these labels."""
         self._require_width(len(labels))
         names = self.names
         if not labels or not (self._format.assign_cols_by_name and any(isinstance(label, str) for label in labels)):
@@ -316,10 +316,10 @@ class OutputFrames:
         return [labels.index(name) for name in names]
 
     def _converted(self, frames: _AlikeFrames) -> pa.RecordBatch:
-        """Convert frames together; if that fails, halve them until the frame that fails by itself is found."""
+        """Convert frames together; on failure, bisect to find the first frame that fails alone."""
         try:
             return self._convert(frames)
-        except Exception:  # raised by pandas, by Arrow, or by the values themselves
+        except Exception:  # raised by pandas, Arrow or the values
             if len(frames.keys) == 1:
                 self.failed_key = frames.keys[0]
                 raise
@@ -327,7 +327,7 @@ class OutputFrames:
 
     def _convert(self, frames: _AlikeFrames) -> pa.RecordBatch:
         batch = self._by_spark(frames)
-        if frames.are_of_arrow:  # Python's own text is always UTF-8
+        if frames.are_of_arrow:  # Python's strings always encode as UTF-8
             require_utf8(batch, "the output")
         for column, field in zip(batch.columns, self._arrow, strict=True):
             require_nulls_allowed(column, field, "the function")
@@ -338,7 +338,7 @@ class OutputFrames:
 
     def _by_spark(self, frames: _AlikeFrames) -> pa.RecordBatch:
         columns = frames.columns(keeps_booleans=self.keeps_booleans)
-        if not columns:  # rows without columns: Spark makes nulls of them
+        if not columns:  # rows without columns: Spark fills them with nulls
             return pa.RecordBatch.from_arrays([pa.nulls(frames.rows, f.type) for f in self._arrow], self._schema.names)
         return spark_versions.pandas_to_arrow(
             columns,
@@ -350,7 +350,7 @@ class OutputFrames:
 
 
 class _AlikeFrames:
-    """Frames with the same labels and blocks; `places` maps output columns to theirs, `keys` names each frame's."""
+    """Frames with the same labels and blocks; `places` are the output columns' positions, `keys` the frames' keys."""
 
     def __init__(self, blocks: tuple[bytes, ...], places: list[int]) -> None:
         self.keys: list[tuple[Any, ...]] = []
@@ -370,7 +370,7 @@ class _AlikeFrames:
         return any(_is_of_arrow(column) for column in self._arrays())
 
     def add(self, blocks: list[Array], start: int, size: int, key: tuple[Any, ...]) -> None:
-        """Add a key's frame, whose rows are numbered from `start`."""
+        """Add a key's frame whose first row has the number `start`."""
         self.keys.append(key)
         self._starts.append(start)
         self._sizes.append(size)
@@ -388,7 +388,7 @@ class _AlikeFrames:
             yield half
 
     def columns(self, *, keeps_booleans: bool) -> list[pd.Series[Any]]:
-        """Return the output's columns over all frames, as Spark's worker would have them."""
+        """Return the output columns of all frames together, in the dtypes of Spark's worker."""
         columns = self._arrays()
         return _gathered_by_spark([columns[place] for place in self._places], keeps_booleans=keeps_booleans)
 
@@ -412,10 +412,10 @@ class _AlikeFrames:
 
 
 def _gathered_by_spark(columns: list[Array], *, keeps_booleans: bool) -> list[pd.Series[Any]]:
-    """Return columns in the dtypes from which Spark's worker converts them.
+    """Return columns in the dtypes from which Spark's worker converts them to Arrow.
 
-    It concatenates all keys' frames and one without rows, whose columns are objects, which decides what integers,
-    booleans and nulls become: so the same is done here, by pandas.
+    The worker concatenates all keys' frames with a frame that has no rows and only object columns, which changes the
+    dtypes of integers, booleans and nulls. This function lets pandas do the same.
     """
     series = {at: pd.Series(_in_one_piece(c), dtype=c.dtype, copy=False) for at, c in enumerate(columns)}
     changed = {
@@ -432,7 +432,7 @@ def _gathered_by_spark(columns: list[Array], *, keeps_booleans: bool) -> list[pd
 
 
 def _in_one_piece(column: Any) -> Array:
-    """Return a column in a single chunk; Spark's worker has several in an Arrow-backed column and fails on them."""
+    """Combine the chunks of an Arrow-backed column; Spark's worker fails on more than one."""
     if not _is_of_arrow(column):
         return cast("Array", column)
     return cast("Array", type(column)(column.__arrow_array__().combine_chunks()))
@@ -456,21 +456,21 @@ def _wrong_return(expected: str, actual: str) -> PySparkTypeError:
 
 
 class GatheredOutput(Protocol):
-    """Output of many keys that is converted together."""
+    """The output of many keys, converted together."""
 
-    failed_key: tuple[Any, ...] | None  #: After a failed conversion, the key whose output caused it
+    failed_key: tuple[Any, ...] | None  #: After a failed conversion, the key whose output failed
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Yield the remaining output."""
 
 
 def note_key(exc: BaseException, operator: str, key: tuple[Any, ...]) -> None:
-    """Add to an exception the key that it was raised for."""
+    """Add a note with the operator and key to an exception."""
     exc.add_note(f"raised in operator {operator!r} for key {tuple(key)!r}")
 
 
 def finished(output: GatheredOutput, operator: str) -> Iterator[pa.RecordBatch]:
-    """Yield the remaining output; a conversion error names its key."""
+    """Yield the remaining output; note the key on a conversion error."""
     try:
         yield from output.finish()
     except Exception as exc:

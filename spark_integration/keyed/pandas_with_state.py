@@ -1,4 +1,4 @@
-"""``applyInPandasWithState``: calls the user's function once per key, with the key's rows as pandas frames.
+"""``applyInPandasWithState``: calls the user's function once per key with the key's rows as pandas frames.
 
 ::
 
@@ -8,14 +8,14 @@
                                                   │
                                slabs of keys  ◀───┘  timers that are due, after all keys with rows
 
-Keys with rows are called in ascending order, null first and NaN last; then keys that have timed out, earliest first.
+The function is called for keys with rows in ascending order, null first and NaN last, and then for keys that have timed
+out, earliest first.
 
-The `TimeoutRule` decides which timeout a call leaves behind. Spark documents that each call clears its key's timeout
-unless the function sets one. But Spark's own operator acts only if there is something to write: if the function neither
-updates, removes nor sets a timeout, the old one stays, and one that has fired fires again in every micro-batch.
+The `TimeoutRule` decides which timeout remains after a call. Spark documents that each call clears its key's timeout
+unless the function sets a new one. Spark's operator, however, clears it only when it writes the key: after a call that
+neither changes the state nor sets a timeout, the old timeout stays, and a fired one fires again in every micro-batch.
 
-The state that a function sees is a subclass of Spark's `GroupState`: so ``isinstance`` holds, and rules and error
-messages are Spark's own. It reports the call's changes afterwards.
+The function receives a subclass of Spark's `GroupState`, so ``isinstance`` and Spark's rules and messages apply.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ from holdfast.spark_integration.timers import NO_TIMER, KeyTimers, due_before_ms
 from holdfast.spark_integration.transport.python_stage import rare_full_collections
 from holdfast.spark_integration.ttl.expiry import KeyRows, expiry_of, open_rows
 
-#: Attributes of Spark's class that are private to it, and used in this module alone.
+#: Private attributes of Spark's `GroupState`; only this module uses them.
 PRIVATE = ("_value", "_defined", "_updated", "_removed", "_has_timed_out")
-# Columns whose values may be lists, dicts, bytearrays, numpy arrays or objects.
+# Column types with mutable values: lists, dicts, bytearrays, numpy arrays or objects.
 _CHANGEABLE = (ArrayType, BinaryType, MapType, StructType)
-# What Spark passes on unchanged. Exact types: numpy's float64 subclasses float, pandas' Timestamp datetime.
+# Types that Spark does not convert. Compared exactly: numpy.float64 subclasses float, pandas.Timestamp datetime.
 _PLAIN: frozenset[type] = frozenset(
     {bool, bytes, dt.date, dt.datetime, dt.timedelta, Decimal, float, int, str, type(None)}
 )
-#: Does as ``Row(*values)``, in a third of the time.
+#: Equivalent to ``Row(*values)``, in a third of the time.
 _new_row = partial(tuple.__new__, Row)
 PandasFunction = Callable[[Any, Iterable[pd.DataFrame], GroupState], Iterable[pd.DataFrame]]
 
 
 class KeyStates:
-    """Opens the states of one shard's keys in one micro-batch. Raises `HoldfastError`."""
+    """Creates the `KeyState` objects of one shard in one micro-batch. Raises `HoldfastError`."""
 
     def __init__(
         self, state_schema: StructType, timeout_conf: str, processing_time_ms: int, watermark_ms: int | None
@@ -91,24 +91,24 @@ class KeyStates:
         lacking = [name for name in PRIVATE if name not in self._attributes]
         if lacking:
             raise HoldfastError(
-                "GroupState of this PySpark lacks attributes that this release of holdfast uses: install a release "
-                "that supports it",
+                "GroupState in this PySpark lacks attributes that this holdfast release needs: install a holdfast "
+                "release that supports this PySpark",
                 lacking=" ".join(lacking),
             )
         self._attributes["_kept"] = copier(state_schema)
 
     def open(self, value: tuple[Any, ...] | None, *, has_timed_out: bool = False) -> KeyState:
-        """Return the state of one key; `value` is None if it has none."""
+        """Return the state of a key; a `value` of None means that the key has no state."""
         return KeyState(self._attributes, value, has_timed_out)
 
 
 class KeyState(GroupState):
-    """The state of one key during one call; made by `KeyStates.open`."""
+    """A key's state during one call of the function; `KeyStates.open` creates it."""
 
     _kept: Callable[[Any], Any] | None
 
     def __init__(self, attributes: dict[str, Any], value: tuple[Any, ...] | None, has_timed_out: bool) -> None:
-        # Not Spark's __init__: thirteen arguments for each key would cost too much.
+        # Skips Spark's __init__: passing thirteen arguments per key is too slow.
         self.__dict__ = attributes.copy()
         self._value = value  # type: ignore[assignment]
         self._defined = value is not None
@@ -121,7 +121,7 @@ class KeyState(GroupState):
             values = iter(newValue)
         except TypeError:
             raise TypeError(
-                "state.update takes a tuple of values, one for each column of stateStructType, "
+                "state.update takes a tuple with one value for each column of stateStructType, "
                 f"not {type(newValue).__name__}"
             ) from None
         self._value = _new_row([v if type(v) in _PLAIN else _python_value(v) for v in values])
@@ -130,20 +130,20 @@ class KeyState(GroupState):
 
     @property
     def changed_value(self) -> Literal["put", "delete"] | None:
-        """The call's change to the value."""
+        """How the call changed the value; None if it did not."""
         if self._updated:
             return "put"
         return "delete" if self._removed else None
 
     @property
     def value(self) -> tuple[Any, ...]:
-        """The value to store, copied: later changes to a list in it have no effect."""
+        """A copy of the value to store, unaffected by later changes to a list in it."""
         values = tuple(self._value)
         return values if self._kept is None else tuple(map(self._kept, values))
 
     @property
     def timer_ms(self) -> int | None:
-        """The timeout set by the call, in ms since 1970; None if it set none."""
+        """The timeout that the call set, in ms since 1970; None if it set no timeout."""
         return timeout_of(self)
 
 
@@ -157,7 +157,7 @@ def _python_value(value: Any) -> Any:
 
 
 def copier(schema: StructType) -> Callable[[Any], Any] | None:
-    """Return a function that copies values which could change later; None if no column has such values."""
+    """Return a function that copies mutable values; None if no column can have any."""
     return _copied if any(isinstance(f.dataType, _CHANGEABLE) for f in schema) else None
 
 
@@ -175,7 +175,7 @@ def _copied(value: Any) -> Any:
         row = _new_row(map(_copied, value))
         row.__fields__ = value.__fields__
         return row
-    if isinstance(value, memoryview) and value.itemsize > 1:  # numbers, of an array
+    if isinstance(value, memoryview) and value.itemsize > 1:  # an array of numbers
         return value.tolist()
     if isinstance(value, (bytearray, memoryview)):
         return bytes(value)
@@ -183,7 +183,7 @@ def _copied(value: Any) -> Any:
 
 
 class Timeouts(KeyTimers):
-    """The timeouts of all keys of a shard in one micro-batch."""
+    """A shard's timeouts in one micro-batch."""
 
     def __init__(
         self,
@@ -198,16 +198,16 @@ class Timeouts(KeyTimers):
         self._keeps_untouched = rule == "spark"
 
     def settle(self, keys: Keys, old_ms: IntArray, set_ms: IntArray, is_written: BoolArray) -> None:
-        """Write the timeouts that calls, one for each key, leave behind.
+        """Write the timeouts that remain after one call per key.
 
-        `set_ms`: which a call set, or `NO_TIMER`; `is_written`: whether it changed the state; `old_ms`: what `get`
-        returned.
+        `old_ms` is the result of `get`, `set_ms` the timeout that each call set, or `NO_TIMER`; `is_written` marks the
+        calls that changed the state.
         """
         stays = (set_ms == NO_TIMER) & ~is_written & self._keeps_untouched
         self.change(keys, old_ms, np.where(stays, old_ms, set_ms))
 
     def earliest(self, none_before_ms: int) -> int | None:
-        # Fired timers are gone, so nothing is due before that time, unless the rule keeps them.
+        # Fired timers are removed, so no timer is due before `none_before_ms`, unless the rule keeps fired timers.
         return super().earliest(NO_TIMER if self._keeps_untouched else none_before_ms)
 
 
@@ -216,17 +216,17 @@ class PandasWithState(StateFunction):
     """The `ShardFunction` of ``applyInPandasWithState``."""
 
     function: PandasFunction
-    key_types: pa.Schema  #: In the types that Spark exchanges with Python
+    key_types: pa.Schema  #: With the types that Spark exchanges with Python
     state: StructType
     output: StructType
     timeout_conf: TimeoutConf
     timeout_rule: TimeoutRule
     frame_format: FrameFormat
     rows_each: int  #: Maximum rows per frame
-    shown_keys: list[int]  #: The key column behind each value of a key's tuple; a key given twice appears twice
-    shown_columns: list[str]  #: Columns of the frames; a column selected twice appears twice
+    shown_keys: list[int]  #: Index of the key column for each value of a key tuple; may repeat
+    shown_columns: list[str]  #: Columns of the frames; may repeat
     state_changes: Mapping[str, ColumnChanges] = field(default_factory=dict)  #: By table
-    frame_templates: bool = True  #: Whether the function's frames are made from templates
+    frame_templates: bool = True  #: Whether templates speed up the frames that the function makes
 
     def tables(self) -> Mapping[str, TableSchema]:
         values = arrow_schema(self.state, "stateStructType", keep_not_null=True)
@@ -258,7 +258,7 @@ class PandasWithState(StateFunction):
 
 
 class _KeyCalls:
-    """Calls the function key by key and writes its changes once per slab."""
+    """Calls the function for each key and writes the changes once per slab."""
 
     def __init__(self, step: PandasWithState, batch: ShardInput, transaction: Transaction) -> None:
         self._step = step
@@ -268,7 +268,7 @@ class _KeyCalls:
         self._states = KeyStates(step.state, step.timeout_conf, times.processing_ms, times.watermark_ms)
         self._transaction = transaction
         self.at_once = at_once_of(batch.operator, step.state)
-        # Of what an operator with a time to live has left: this one's own state has none.
+        # Expires rows that an earlier operator with a time to live has written; this operator's own rows never expire.
         self._expiry = expiry_of(transaction, STATE_TABLE, None, times)
         self._values = RowValues(step.state)
         self._output = OutputFrames(step.output, step.frame_format, step.rows_each)
@@ -287,7 +287,7 @@ class _KeyCalls:
         return self._call_each(keys, shown, chunks, self._timeouts.get(keys), has_timed_out=False)
 
     def timed_out(self, empty_frames: Callable[[int], Iterator[pd.DataFrame]]) -> Iterator[pa.RecordBatch]:
-        """Call the function for keys whose timer is due, with one empty frame each."""
+        """Call the function with one empty frame for each key whose timer is due."""
         timers = self._timeouts.due(self._fired_before_ms, SLAB_KEYS)
         for due in chain.from_iterable(some.pieces(self.at_once) for some in timers):
             shown = pa.Table.from_batches([due.keys.columns]).cast(self._step.key_types)
@@ -299,7 +299,7 @@ class _KeyCalls:
         return finished(self._output, self._operator)
 
     def close(self) -> int | None:
-        """Remove expired state, and return the latest time for the shard's next call."""
+        """Remove expired state; return when the shard must be called next, None if only new rows require a call."""
         found = [self._timeouts.earliest(self._fired_before_ms)]
         if self._expiry is not None:
             self._expiry.evict(self._transaction)
@@ -347,10 +347,10 @@ class _KeyCalls:
 
 
 class _Changes:
-    """What the calls for one slab have changed, by positions in `keys`.
+    """The changes made by the calls for one slab, by index in `keys`.
 
-    `values` is in the order of `put`; `timers_ms` are the timeouts set, or `NO_TIMER`; `is_written` tells of a changed
-    value.
+    `values` has the order of `put`; `timers_ms` holds the timeout that each call set, or `NO_TIMER`; `is_written` marks
+    changed values.
     """
 
     def __init__(self, keys: list[tuple[Any, ...]]) -> None:

@@ -1,10 +1,10 @@
-"""Arrow columns as the Python values that a function is shown, and back, a column at a time.
+"""Converts Arrow columns to the Python values that a function sees, and back, a column at a time.
 
-Spark keeps a state as a row of the JVM: ``StructType.toInternal`` turns what the function gave to ``update`` into
-plain values, and ``StructType.fromInternal`` makes the row that ``get`` returns. So a timestamp is a naive datetime in
-the worker process's local time, and a struct inside a state is a `Row`. This module does the same, except that a value
-that does not fit its column is an error, where Spark silently stores null. Two things work besides: maps whose keys are
-or hold arrays, and the first day of Python's calendar.
+Spark keeps a state as a JVM row: ``StructType.toInternal`` converts the argument of ``update`` to plain values, and
+``StructType.fromInternal`` builds the row that ``get`` returns. A timestamp is thus a naive datetime in the worker's
+local time, and a struct inside a state is a `Row`. This module does the same with one difference: a value that does not
+fit its column raises an error, whereas Spark silently stores null. It also supports two cases that fail in Spark: maps
+with arrays in their keys, and the first day of Python's calendar.
 """
 
 from __future__ import annotations
@@ -37,47 +37,47 @@ _TWO_DAYS = dt.timedelta(days=2)
 # In microseconds.
 _HOUR = 3_600_000_000
 _DAY = 24 * _HOUR
-# Python's calendar, since 1970; and numpy's NaT.
+# First and last microsecond of Python's calendar, counted from 1970; and numpy's NaT.
 _FIRST, _LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
 _NAT = -(1 << 63)
 
-#: Makes a row of the values of its columns.
+#: Builds a row from the values of its columns.
 RowMaker = Callable[[Iterable[Any]], T.Row]
 _AS_SPARKS = {"__module__": T.Row.__module__, "__doc__": T.Row.__doc__}
 _set_class = object.__dict__["__class__"].__set__
 _log = logging.getLogger(__name__)
 # The JVM's decimals have at most 38 digits and round half up.
 _DECIMALS = Context(prec=38, rounding=ROUND_HALF_UP)
-# What conversions by Spark, Arrow and Python raise for a value of the wrong type.
+# Exceptions that Spark, Arrow and Python raise when they convert a value of the wrong type.
 _MISFITS = (ArithmeticError, AttributeError, TypeError, ValueError, pa.ArrowException)
 _NONE = type(None)
 
 
 @cache
 def row_maker(*names: str) -> RowMaker:
-    """Return a faster maker of rows with these columns than ``Row("a", "b")(*values)``.
+    """Return a function that builds rows with these columns faster than ``Row("a", "b")(*values)``.
 
-    They behave as Spark's, except for ``type(row)``; copied and pickled rows are Spark's.
+    The rows behave like Spark's, except for ``type(row)``; their copies and pickles are Spark's rows.
     """
     return _maker(names, T.Row(*names))
 
 
 @cache
 def struct_maker(*names: str) -> RowMaker:
-    """Return a maker of rows as ``StructType.fromInternal`` makes them, whose ``__fields__`` is a list."""
+    """Return a function that builds rows like those of ``StructType.fromInternal``, whose ``__fields__`` is a list."""
     return _maker(names, list(names))
 
 
 def _maker(names: tuple[str, ...], fields: Sequence[str]) -> RowMaker:
     at: Any = namedtuple("at", [f"column_{n}" for n in range(len(names))])  # type: ignore[misc]  # noqa: PYI024
     pairs = [*zip(names, map(partial(getattr, at), at._fields), strict=True)]
-    # Of two columns of one name the first.
+    # If two columns share a name, the first is found.
     own = {name: column for name, column in reversed(pairs) if not name.startswith("__") and not hasattr(T.Row, name)}
     return partial(tuple.__new__, type("Row", (_ShownRow,), {**own, "__fields__": fields, **_AS_SPARKS}))
 
 
 class _ShownRow(T.Row):
-    """The base of all shown rows; one whose own attributes are used becomes Spark's."""
+    """Base class of the rows that functions see; access to instance attributes turns a row into Spark's class."""
 
     __class__ = T.Row  # type: ignore[assignment]
 
@@ -100,7 +100,7 @@ def _become_sparks(row: T.Row) -> T.Row:
 
 
 def to_python(column: pa.Array, data_type: T.DataType) -> list[Any]:
-    """Return the values as ``fromInternal`` would."""
+    """Convert a column to the values that ``fromInternal`` would return."""
     made: list[Any]
     if isinstance(data_type, T.StructType):
         parts = [to_python(c, f.dataType) for c, f in zip(column.flatten(), data_type, strict=True)]
@@ -128,7 +128,7 @@ def to_python(column: pa.Array, data_type: T.DataType) -> list[Any]:
 
 
 def plain(column: pa.Array) -> list[Any]:
-    """Do as ``column.to_pylist()``, but faster."""
+    """Return the same as ``column.to_pylist()``, faster."""
     t = column.type
     if not column.null_count and (pa.types.is_integer(t) or pa.types.is_floating(t)):
         return column.to_numpy().tolist()
@@ -145,7 +145,7 @@ def plain(column: pa.Array) -> list[Any]:
 
 
 def _by_numpy(numbers: pa.Array, unit: str, first: int = _FIRST, last: int = _LAST) -> list[Any]:
-    """Return days or times by their numbers; an empty list if Python cannot represent one."""
+    """Convert numbers to dates, times or intervals; return an empty list if any is outside Python's range."""
     bounds = pc.min_max(numbers).as_py()
     if bounds["min"] is not None and not first <= bounds["min"] <= bounds["max"] <= last:
         return []
@@ -165,13 +165,13 @@ def _times(column: pa.Array) -> list[Any]:
 
 
 def _stretches(column: pa.Array, flat: list[Any]) -> list[list[Any]]:
-    """Split the flat elements of a list column by row; a null row has none."""
+    """Split the flat elements of a list column by row; a null row gets an empty list."""
     ends = itertools.accumulate(pc.list_value_length(column).fill_null(0).to_pylist())
     return [flat[start:end] for start, end in itertools.pairwise(itertools.chain((0,), ends))]
 
 
 def _as_key(value: Any) -> Any:
-    """Return a value as a key of a dict, which neither a list nor a bytearray can be."""
+    """Make a value hashable for use as a dict key: lists become tuples, bytearrays become bytes."""
     if isinstance(value, T.Row):
         return struct_maker(*value.__fields__)(map(_as_key, value))
     if isinstance(value, list):
@@ -180,9 +180,9 @@ def _as_key(value: Any) -> Any:
 
 
 def _local_times(column: pa.Array, data_type: T.TimestampType) -> list[Any]:
-    """Return times as Spark's own conversion does, by this process's local time zone.
+    """Convert timestamps to naive datetimes in this process's time zone, as Spark does.
 
-    An offset that is the same at both ends of an hour holds within it.
+    An offset that is equal at both ends of an hour is taken to hold throughout the hour.
     """
     numbers = column.drop_null().to_numpy()
     hours, of_hour = np.unique(numbers // _HOUR, return_inverse=True)
@@ -195,7 +195,7 @@ def _local_times(column: pa.Array, data_type: T.TimestampType) -> list[Any]:
 
 
 def _shift_of_hour(start: int, data_type: T.TimestampType) -> int | None:
-    """Return the offset of local time in an hour; None if clocks change in it or repeat it."""
+    """Return the UTC offset during an hour; None if the clocks change in the hour or repeat it."""
     try:
         first, last = (data_type.fromInternal(at) for at in (start, start + _HOUR - 1))
     except (OverflowError, ValueError, OSError):  # at the end of Python's calendar
@@ -205,17 +205,17 @@ def _shift_of_hour(start: int, data_type: T.TimestampType) -> int | None:
 
 
 def _local_time(micros: Any, data_type: T.TimestampType) -> Any:
-    """Convert as ``fromInternal``, the first day of the calendar included; None for None."""
+    """Convert like ``fromInternal``, but support the first day of Python's calendar; None for None."""
     try:
         return data_type.fromInternal(micros)
     except ValueError:
-        # It looks for a clock change on the day before, which Python lacks. None happened then, so two days later gives
-        # the same.
+        # Python checks the previous day for a clock change, and the first day has no previous day. The offset two days
+        # later is the same.
         return data_type.fromInternal(micros + 2 * _DAY) - _TWO_DAYS
 
 
 class StateValueError(SchemaMismatchError):
-    """A state passed to ``update`` does not fit its schema; the caller adds the key of `row`."""
+    """A state passed to ``update`` does not fit its schema; the caller notes the key of `row`."""
 
     def __init__(self, message: str, /, row: int = -1, **facts: object) -> None:
         super().__init__(message, **facts)
@@ -223,27 +223,27 @@ class StateValueError(SchemaMismatchError):
 
 
 class RowValues:
-    """Converts the rows of one Spark schema. Raises `InvalidArgumentError` if a column's type cannot be stored."""
+    """Converts rows with a Spark schema. Raises `InvalidArgumentError` if a column's type cannot be stored."""
 
     def __init__(self, schema: T.StructType, what: str = "stateStructType") -> None:
         self._fields = schema.fields
         self._what = what
-        # In storage types: what many keys write together may pass 2 GiB.
+        # Storage types: the values of many keys together may exceed 2 GiB.
         self.arrow = pa.schema([f.with_type(storage_type(f.type)) for f in arrow_schema(schema, what)])
 
     def to_tuples(self, batch: pa.RecordBatch | pa.Table) -> list[tuple[Any, ...]]:
-        """Return rows as `GroupState.get` gives them; otherwise like `to_columns`."""
+        """Convert rows to the tuples that `GroupState.get` returns; raises the errors of `to_columns`."""
         return list(zip(*self.to_columns(batch), strict=True))
 
     def of_found(self, found: Found) -> list[tuple[Any, ...] | None]:
-        """Return the rows of keys as `to_tuples` does; None for a key without one."""
+        """Convert found rows to tuples; None for a key without state."""
         rows = self.to_tuples(found.values)
         if found.exists.all():
             return list(rows)
         return [row if exists else None for row, exists in zip(rows, found.exists.tolist(), strict=True)]
 
     def to_columns(self, batch: pa.RecordBatch | pa.Table) -> list[list[Any]]:
-        """Return the columns of rows, perhaps in storage types, as `GroupState.get` returns them.
+        """Convert columns, of storage types or Spark's, to the values that `GroupState.get` returns.
 
         Raises `InvalidArgumentError` for text that is not UTF-8, which a vectorised operator may have stored.
         """
@@ -254,12 +254,12 @@ class RowValues:
             raise
 
     def to_arrow(self, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
-        """Return rows passed to `GroupState.update` as columns, in storage types. Raises `StateValueError`."""
+        """Convert rows passed to `GroupState.update` to columns of storage types. Raises `StateValueError`."""
         width = len(self._fields)
         wrong = next(itertools.compress(itertools.count(), map(width.__ne__, map(len, rows))), None)
         if wrong is not None:
             raise StateValueError(
-                f"the state given to update must have one value for each column of {self._what}",
+                f"the state passed to update must have one value for each column of {self._what}",
                 values=len(rows[wrong]),
                 columns=width,
                 row=wrong,
@@ -278,20 +278,20 @@ def _to_arrow(values: Sequence[Any], field: T.StructField, arrow_type: pa.DataTy
         raise _misfit(values, field, arrow_type, what) from None
     if array.null_count and not field.nullable:
         raise StateValueError(
-            f"the state given to update has no value in column {field.name!r}, which {what} declares NOT NULL",
+            f"the state passed to update is null in column {field.name!r}, which {what} declares NOT NULL",
             row=int(np.argmax(array.is_null().to_numpy(zero_copy_only=False))),
         )
     return array
 
 
 def _build(values: Sequence[Any], data_type: T.DataType, arrow_type: pa.DataType) -> pa.Array:
-    """Return a column of values that `update` accepts."""
+    """Build a column from the values that `update` accepts."""
     usual, convert = _CONVERTERS[type(data_type)]
     if not usual.issuperset(map(type, values)):
         values = [_converted(value, usual, convert) for value in values]
     if isinstance(data_type, T.StructType):
         rows = [_fields_of(value, data_type) for value in values]
-        if not len(data_type):  # Arrow would forget how many there are
+        if not len(data_type):  # Arrow would lose the number of rows
             return pa.array([None if value is None else {} for value in values], arrow_type)
         columns = list(zip(*rows, strict=True)) if rows else [()] * len(data_type)
         parts = [_build(c, f.dataType, t.type) for c, f, t in zip(columns, data_type, arrow_type, strict=True)]
@@ -316,11 +316,11 @@ def _build(values: Sequence[Any], data_type: T.DataType, arrow_type: pa.DataType
 
 
 def _warn_if_ambiguous(values: Iterable[dt.datetime | None]) -> None:
-    """Warn of ambiguous local times: Spark silently takes one of the two."""
+    """Warn of an ambiguous local time, for which Spark silently picks one of two instants."""
     for value in values:
-        # At either end of Python's calendar it may have no number.
+        # At either end of Python's calendar, timestamp() may fail.
         if value is not None and value.tzinfo is None and dt.MINYEAR < value.year < dt.MAXYEAR:
-            # In the hour that clocks leave out, the order is the other one.
+            # In an hour that the clocks skip, the order is reversed.
             earlier, later = value.replace(fold=0).timestamp(), value.replace(fold=1).timestamp()
             if earlier < later:
                 _warn_of_repeated_hour(time.tzname, value.date())
@@ -330,15 +330,15 @@ def _warn_if_ambiguous(values: Iterable[dt.datetime | None]) -> None:
 @functools.cache
 def _warn_of_repeated_hour(zones: tuple[str, str], day: dt.date) -> None:
     _log.warning(
-        "on %s clocks in %s repeat an hour, and a time in it is ambiguous: give update() times with a "
-        "time zone, such as datetime.now(UTC), or run the executors in UTC (spark.executorEnv.TZ=UTC)",
+        "on %s the clocks in %s repeat an hour, and a time in it is ambiguous: pass times with a time zone to "
+        "update(), such as datetime.now(UTC), or run the executors in UTC (spark.executorEnv.TZ=UTC)",
         day,
         "/".join(zones),
     )
 
 
 def _converted(value: Any, usual: frozenset[type], convert: Callable[[Any], Any]) -> Any:
-    """Return a value as a class that Arrow converts the way Spark does."""
+    """Convert a value to a class for which Arrow's conversion matches Spark's."""
     if isinstance(value, np.generic):
         value = value.tolist()
     if type(value) in usual:
@@ -347,18 +347,18 @@ def _converted(value: Any, usual: frozenset[type], convert: Callable[[Any], Any]
 
 
 def _fields_of(value: Any, struct: T.StructType) -> Sequence[Any]:
-    """Return the values of a struct's fields, given in any form that Spark accepts."""
+    """Return the field values of a struct in any form that Spark accepts."""
     if value is None:
         return (None,) * len(struct)
     if isinstance(value, dict):
         unknown = value.keys() - set(struct.names)
         if unknown:
-            raise ValueError(f"a struct of the fields {struct.names} was given {sorted(map(str, unknown))}")
+            raise ValueError(f"a struct with fields {struct.names} was given unknown {sorted(map(str, unknown))}")
         return [value.get(name) for name in struct.names]
     if not isinstance(value, (tuple, list)):
         return [vars(value).get(name) for name in struct.names]
     if len(value) != len(struct):
-        raise ValueError(f"a struct of {len(struct)} fields was given {len(value)} values")
+        raise ValueError(f"a struct with {len(struct)} fields was given {len(value)} values")
     return value
 
 
@@ -373,22 +373,22 @@ def _mask(values: Sequence[Any]) -> pa.Array | None:
 
 
 def _misfit(values: Sequence[Any], field: T.StructField, arrow_type: pa.DataType, what: str) -> StateValueError:
-    """Return the error for the first value that does not fit."""
+    """Return an error about the first value that does not fit."""
     for row, value in enumerate(values):
         try:
             _build([value], field.dataType, arrow_type)
         except _MISFITS as exc:
             return StateValueError(
-                f"a value given to update does not fit column {field.name!r} of {what}: {exc}",
+                f"a value passed to update does not fit column {field.name!r} of {what}: {exc}",
                 type=field.dataType.simpleString(),
                 given=type(value).__name__,
                 row=row,
             )
-    raise AssertionError("the values fit one by one but not together")
+    raise AssertionError("each value fits, but all together do not")
 
 
 def _text(value: Any) -> str:
-    """Return a value as text; booleans and numbers are written as the JVM writes them."""
+    """Convert a value to text; booleans and numbers get the JVM's format."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
@@ -399,7 +399,7 @@ def _text(value: Any) -> str:
 
 
 def _text_of_double(value: float) -> str:
-    """Format as ``Double.toString``: with an exponent from 10**7 up and below 10**-3."""
+    """Format like ``Double.toString``, which uses an exponent for 10**7 or more and below 10**-3."""
     if not math.isfinite(value):
         return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
     if value == 0 or 1e-3 <= abs(value) < 1e7:
@@ -409,7 +409,7 @@ def _text_of_double(value: float) -> str:
 
 
 def _whole(value: Any) -> int | None:
-    """Return an integer; a float must have no fraction (Arrow would truncate it), and NaN is null."""
+    """Convert to an integer, NaN to null; reject a float with a fraction, which Arrow would truncate."""
     if _is_nan(value):
         return None
     whole = int(value)
@@ -466,13 +466,13 @@ def _moment(value: Any) -> dt.datetime:
 
 
 def _wall_clock(value: Any) -> dt.datetime:
-    """Return a time without its zone, as Spark does."""
+    """Drop the time zone, as Spark does."""
     _refuse_nat(value)
     return cast("dt.datetime", value.replace(tzinfo=None))
 
 
 def _sequence(value: Any) -> list[Any] | None:
-    """Return the elements of an array. Bytes are signed, as in the JVM; text and mappings do not count."""
+    """Return the elements of an array; bytes are signed, as in the JVM. Reject text and mappings."""
     if _is_nan(value):
         return None
     if isinstance(value, (bytes, bytearray)):
@@ -489,11 +489,11 @@ def _mapping(value: Any) -> dict[Any, Any] | None:
 
 
 def _other(value: Any) -> Any:
-    """Return the value unchanged: Arrow or Spark's conversion accepts or rejects it."""
+    """Return a value unchanged, except NaN: Arrow or Spark's conversion accepts or rejects it."""
     return None if _is_nan(value) else value
 
 
-# By type: the usual classes, which Arrow converts the way Spark does, and a function that converts others to them.
+# By type: the classes that Arrow converts like Spark, and a function that converts other values to these classes.
 _CONVERTERS: dict[type[T.DataType], tuple[frozenset[type], Callable[[Any], Any]]] = {
     T.ArrayType: (frozenset({list, tuple, _NONE}), _sequence),
     T.BinaryType: (frozenset({bytes, bytearray, _NONE}), _other),

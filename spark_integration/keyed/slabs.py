@@ -1,8 +1,8 @@
-"""A shard's rows sorted by key, and cut into slabs: as many keys as are converted, looked up and written together.
+"""Sorts a shard's rows by key and cuts them into slabs: keys that are converted, looked up and written together.
 
-Keys ascend, as Spark sorts them: null first, NaN last; arrays in some fixed order. Slabs and pieces are bounded in rows
-and bytes, and slabs by the state that their keys read and write. A key with more rows than go into one piece is a slab
-of its own, whose rows are converted piece by piece, as the function asks for them.
+Keys ascend in Spark's order: null first, NaN last; arrays have an arbitrary but fixed order. Rows and bytes bound slabs
+and pieces; the state that its keys read and write also bounds a slab. A key with more rows than fit into one piece
+forms its own slab, whose rows are converted piece by piece as the function iterates.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.backends.run import Keys
 from holdfast.spark_integration.timers import AT_ONCE_BYTES, KeysAtOnce
 
 _LARGEST = np.int64(np.iinfo(np.int64).max)
-# A slab is in memory three times: as Arrow, as Python's or pandas' objects, and among the received rows.
+# A slab is in memory three times: as Arrow columns, as Python or pandas objects, and within the received rows.
 SLAB_KEYS = 20_000
 SLAB_ROWS = 65_536
 SLAB_BYTES = AT_ONCE_BYTES
@@ -34,12 +34,12 @@ P = TypeVar("P")
 class KeyOrder(NamedTuple):
     """Rows sorted by key; rows of one key keep their order of arrival."""
 
-    rows: IntArray  #: Row numbers in sorted order
-    starts: IntArray  #: Where in `rows` each key begins
+    rows: IntArray  #: Row numbers in key order
+    starts: IntArray  #: Index in `rows` of each key's first row
 
     @classmethod
     def of(cls, keys: Keys) -> KeyOrder:
-        """Sort rows by their keys. Groups the rows by hash first, then sorts only the distinct keys by value."""
+        """Sort rows by key: group them by hash, then sort only the distinct keys by value."""
         by_hash = order_rows(keys.hashes, keys.columns)
         starts = np.flatnonzero(by_hash.first)
         ascending = _sort(take(keys.columns, by_hash.rows[starts]))
@@ -64,7 +64,7 @@ def _sort(keys: pa.RecordBatch) -> IntArray:
 
 
 def _sortable(column: pa.Array) -> Iterator[pa.Array]:
-    """Yield columns that Arrow sorts the way Spark sorts this one."""
+    """Yield columns that Arrow sorts in Spark's order of this column."""
     t = column.type
     if pa.types.is_null(t):
         return
@@ -82,7 +82,7 @@ def _sortable(column: pa.Array) -> Iterator[pa.Array]:
 
 
 def _sortable_floats(column: pa.Array) -> pa.Array:
-    """Return floats as integers in the same order, NaN last; Arrow itself would put NaN next to null."""
+    """Map floats to integers in the same order, NaN last; Arrow would sort NaN next to null."""
     bits = column.cast(pa.float64()).fill_null(0.0).to_numpy().view(np.int64)
     ordered = np.where(bits < 0, bits ^ _LARGEST, bits)
     return pa.array(ordered, mask=column.is_null().to_numpy(zero_copy_only=False))
@@ -90,15 +90,15 @@ def _sortable_floats(column: pa.Array) -> pa.Array:
 
 @cache
 def at_once_of(operator: str, *rows: StructType, has_entries: bool = False) -> KeysAtOnce:
-    """Return how many keys fit at once, by the row sizes that earlier micro-batches of this worker had."""
+    """Return the operator's limit on keys per slab, which this worker adapts to the sizes of the rows it has seen."""
     may_be_large = has_entries or any(isinstance(field.dataType, _MAY_BE_LARGE) for row in rows for field in row)
     return KeysAtOnce() if may_be_large else KeysAtOnce(SLAB_KEYS)
 
 
 class KeySlabs(ABC, Generic[P]):
-    """A shard's rows by key, `starts` being places in `order`, in the pieces that a function sees.
+    """A shard's rows by key, in the pieces that a function sees; `starts` are indices in `order`.
 
-    A key of more than `rows_each` rows, or wide ones, has several pieces.
+    A key with more than `rows_each` rows, or with wide rows, has several pieces.
     """
 
     def __init__(self, rows: pa.Table, order: IntArray, starts: IntArray, rows_each: int) -> None:
@@ -110,14 +110,14 @@ class KeySlabs(ABC, Generic[P]):
 
     @abstractmethod
     def cut(self, rows: pa.Table, bounds: IntArray) -> Iterator[Iterator[P]]:
-        """Yield the pieces of each key; key i has the rows from ``bounds[i]`` up to ``bounds[i + 1]``."""
+        """Yield the pieces of each key; key i has rows ``bounds[i]`` to ``bounds[i + 1]``, exclusive."""
 
     @abstractmethod
     def convert(self, rows: pa.Table) -> Iterator[P]:
-        """Yield some rows of one key, in pieces."""
+        """Convert rows of a single key to pieces."""
 
     def slabs(self, at_once: KeysAtOnce | None = None) -> Iterator[Slab[P]]:
-        """Yield slabs of consecutive keys, each at most as large as `at_once` then says."""
+        """Yield slabs of consecutive keys, each within the current limit of `at_once`."""
         at_once = at_once or KeysAtOnce(SLAB_KEYS)
         first, last = 0, len(self._bounds) - 1
         is_large = np.append(np.flatnonzero(np.diff(self._bounds) > self._rows_each), last)
@@ -144,7 +144,7 @@ class KeySlabs(ABC, Generic[P]):
 
 @dataclass(frozen=True)
 class Slab(Generic[P]):
-    """Consecutive keys whose rows are converted together; iterating yields, per key, an iterator of pieces."""
+    """Consecutive keys whose rows are converted together; iteration yields an iterator of pieces per key."""
 
     rows: KeySlabs[P]
     first_key: int

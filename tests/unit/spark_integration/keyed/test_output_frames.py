@@ -508,9 +508,7 @@ def test_where_frames_differ_pandas_makes_them_and_warns_once(monkeypatch: pytes
     """A version of pandas that does something else than was expected."""
     filled = Template.filled
     monkeypatch.setattr(Template, "filled", lambda self, columns, *args: filled(self, columns[::-1], *args))
-    with pytest.warns(
-        UserWarning, match=r"of the samples, \[0, 1, 2, 3, 4, 5\] differ.*frameTemplates=false"
-    ) as warned:
+    with pytest.warns(UserWarning, match=r"samples \[0, 1, 2, 3, 4, 5\] differ.*frameTemplates=false") as warned:
         assert not inside(exchanged)
     assert len(warned) == 1
     assert not inside(exchanged)
@@ -519,7 +517,7 @@ def test_where_frames_differ_pandas_makes_them_and_warns_once(monkeypatch: pytes
 def test_where_columns_differ_pandas_makes_all_frames(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
     """A version of pandas whose columns have another attribute."""
     monkeypatch.setattr(frame_blocks, "_CACHER", "_renamed")
-    with pytest.warns(UserWarning, match=r"of the samples, \[4, 5\] differ"):
+    with pytest.warns(UserWarning, match=r"samples \[4, 5\] differ"):
         assert frame_templates._exchange() is None
 
 

@@ -322,7 +322,7 @@ def test_what_the_function_goes_on_using_is_kept_as_it_was_when_the_call_ended(w
 def test_a_value_that_is_no_tuple_is_refused_in_words() -> None:
     """A state of one column invites a bare value; Python's own words name neither update nor a tuple."""
     state: Any = KeyStates(STATE, "NoTimeout", 1000, None).open(None)
-    with pytest.raises(TypeError, match=r"state\.update takes a tuple of values.*not int"):
+    with pytest.raises(TypeError, match=r"state\.update takes a tuple with one value.*not int"):
         state.update(5)
     assert not state.exists
 
