@@ -1,4 +1,4 @@
-"""Arrays that a user's function gives and gets, one value for each key of the micro-batch; and the order of values."""
+"""Converts the arrays that a user's function passes and receives, one value per key; orders values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from holdfast.errors import InvalidArgumentError
 
 
 def array_of(values: Any, what: str, keys: int | None) -> pa.Array:
-    """Return `values` as an array with one value for each key; of any length if `keys` is None."""
+    """Convert `values` to an array with one value per key, or of any length if `keys` is None."""
     if not isinstance(values, (pa.Array, pa.ChunkedArray)):
         try:
             values = pa.array(values)
@@ -38,7 +38,7 @@ def array_of(values: Any, what: str, keys: int | None) -> pa.Array:
 
 
 def without_views(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array, without string views, whose rows Arrow cannot take."""
+    """Convert a column to one array without string views, which Arrow's ``take`` does not support."""
     whole = one_chunk(column)
     return whole.cast(storage_type(whole.type)) if _has_views(whole.type) else whole
 
@@ -49,7 +49,7 @@ def _has_views(t: pa.DataType) -> bool:
 
 
 def rows_where(where: object, keys: int) -> IntArray:
-    """Return the numbers of the keys for which `where` is true; null counts as false. Raises `InvalidArgumentError`."""
+    """Return the indices of the keys for which `where` is true; null counts as false. Raises `InvalidArgumentError`."""
     given = array_of(where, "where", keys)
     if pa.types.is_null(given.type):
         given = given.cast(pa.bool_())
@@ -60,12 +60,12 @@ def rows_where(where: object, keys: int) -> IntArray:
 
 
 def seen(columns: pa.RecordBatch, types: pa.Schema, what: str) -> pa.Table:
-    """Return stored columns as the function sees them, with offsets of 32 bits. Raises `InvalidArgumentError`."""
+    """Convert stored columns to the function's types, with 32-bit offsets. Raises `InvalidArgumentError`."""
     return pa.table([_seen(*pair, what) for pair in zip(columns.columns, types, strict=True)], schema=types)
 
 
 def shown_keys(keys: Keys, types: pa.Schema) -> dict[str, pa.ChunkedArray]:
-    """Return key columns as a function and an output show them, by name; raises the errors of `seen`."""
+    """Return key columns by name, in the types of the function and its output; raises the errors of `seen`."""
     shown = seen(keys.columns, types, "key column")
     return dict(zip(shown.schema.names, shown.columns, strict=True))
 
@@ -75,15 +75,15 @@ def _seen(column: pa.Array, field: pa.Field, what: str) -> pa.Array:
         return column.cast(field.type)
     except pa.ArrowInvalid as exc:
         raise InvalidArgumentError(
-            f"{what} {field.name!r} is too large for one call: the keys of a shard's call may have 2 GiB in it. "
-            "Use smaller micro-batches, or rescale to more shards (holdfast rescale)",
+            f"{what} {field.name!r} exceeds 2 GiB for the keys of one shard's call: use smaller micro-batches, or more "
+            "shards (holdfast rescale)",
             keys=len(column),
             bytes=column.nbytes,
         ) from exc
 
 
 def comparable(column: pa.Array | pa.ChunkedArray) -> list[npt.NDArray[Any]]:
-    """Return columns of numbers that compare, one after the other, as the values do: null least, NaN largest.
+    """Convert values to columns of numbers that compare lexicographically like the values: null least, NaN largest.
 
     Raises `InvalidArgumentError`, as `ranks` does.
     """
@@ -103,7 +103,7 @@ def comparable(column: pa.Array | pa.ChunkedArray) -> list[npt.NDArray[Any]]:
 
 
 def best_rows(order: RowOrder, columns: Iterable[npt.NDArray[Any]], *, largest: bool) -> RowOrder:
-    """Return each key's rows that are largest, or least, by `comparable` columns: several if they are equal."""
+    """Return each key's largest or smallest rows by `comparable` columns; equal rows are all returned."""
     rows, first = order
     choose = np.maximum if largest else np.minimum
     for numbers in columns:
@@ -117,9 +117,9 @@ def best_rows(order: RowOrder, columns: Iterable[npt.NDArray[Any]], *, largest: 
 
 
 def ranks(column: pa.Array | pa.ChunkedArray) -> IntArray:
-    """Return numbers in the order of values, equal for equal ones; 0 for null. Raises `InvalidArgumentError`.
+    """Return the dense rank of each value, from 1; 0 for null. Raises `InvalidArgumentError`.
 
-    Structs are ordered by their first field, then by their second one, and so on.
+    Structs are ordered by their first field, then by the second, and so on.
     """
     values = normalize_keys(one_chunk(column))
     if pa.types.is_struct(values.type):

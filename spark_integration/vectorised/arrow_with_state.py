@@ -1,9 +1,9 @@
-"""``applyInArrowWithState``: one call of the user's function for all keys of a shard, on Arrow columns.
+"""``applyInArrowWithState``: calls the user's function once for all keys of a shard, with Arrow columns.
 
 ::
 
     rows ─▶ grouped by key ──┐
-                             ├─▶ function(batch) ─▶ output ─▶ evict what has expired
+                             ├─▶ function(batch) ─▶ output ─▶ evict expired rows
     timers that are due ─────┘      │      ▲
                                     ▼      │
                                states, timers
@@ -55,11 +55,11 @@ _TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 @dataclass(frozen=True)
 class StateColumns:
-    """One state table as the function sees it."""
+    """The columns and expiry of one state table."""
 
     types: pa.Schema
-    ttl_ms: int | None  #: How long a row lives after it was written; None for ever
-    clock: TimeMode = "ProcessingTime"  #: In which that is counted
+    ttl_ms: int | None  #: How long a row lives after a write; None for ever
+    clock: TimeMode = "ProcessingTime"  #: The clock that `ttl_ms` refers to
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,13 @@ class ArrowWithState(StateFunction):
     """The `ShardFunction` of ``applyInArrowWithState``."""
 
     function: ArrowFunction
-    #: In the types that the function sees and returns
+    #: With the types that the function sees and returns
     key_types: pa.Schema
     output_types: pa.Schema
     states: Mapping[str, StateColumns]  #: By table
-    time_mode: TimeMode  #: Which timers there are
+    time_mode: TimeMode  #: The kind of timers, if any
     state_changes: Mapping[str, ColumnChanges] = field(default_factory=dict)  #: By table
-    event_time: str | None = None  #: The column of the rows that has the watermark
+    event_time: str | None = None  #: The input column with the watermark
 
     def tables(self) -> Mapping[str, TableSchema]:
         tables: dict[str, TableSchema] = {}
@@ -97,7 +97,7 @@ class ArrowWithState(StateFunction):
             shown = seen(keys.columns, self.key_types, "key column")
         batch.counts.keys += len(keys)
         batch.counts.timers_due += 0 if due is None else len(due)
-        if len(keys):  # none if Spark calls the shard to evict what has expired
+        if len(keys):  # none if Spark calls the shard only to evict expired rows
             with _columns_named(self.states, shown, batch.rows):
                 returned = self.function(
                     ShardBatch(
@@ -118,7 +118,7 @@ class ArrowWithState(StateFunction):
         return call.earliest_ms()
 
     def _times(self, batch: ShardInput, groups: Groups) -> KeyTimes | None:
-        """Return the event times of each key's rows, if a table's TTL counts by them."""
+        """Return the earliest and latest event time of each key's rows, if a table's TTL uses event time."""
         if self.event_time is None or all(state.clock != "EventTime" for state in self.states.values()):
             return None
         at = one_chunk(moments_of(batch.rows.column(self.event_time))).cast(pa.int64())
@@ -130,7 +130,7 @@ class ArrowWithState(StateFunction):
 
 
 def _with_keys(returned: object, keys: pa.Table, output: pa.Schema) -> object:
-    """Return a function's output as a table, with the keys in front if it lacks them."""
+    """Convert a function's output to a table; prepend the key columns that it lacks."""
     if isinstance(returned, Mapping):
         columns = {name: array_of(values, f"column {name!r}", None) for name, values in returned.items()}
         if len({len(column) for column in columns.values()}) > 1:
@@ -143,7 +143,7 @@ def _with_keys(returned: object, keys: pa.Table, output: pa.Schema) -> object:
         return returned
     if returned.num_rows != keys.num_rows:
         raise InvalidArgumentError(
-            "key columns are added only to a result with one row for each key, in their order: return them, too",
+            "missing key columns are added only to output with one row per key, in key order: return the key columns",
             missing=missing,
             rows=returned.num_rows,
             keys=keys.num_rows,
@@ -153,7 +153,7 @@ def _with_keys(returned: object, keys: pa.Table, output: pa.Schema) -> object:
 
 
 class _States(dict[str, ShardState]):
-    """State tables by name; an error about an unknown name lists them."""
+    """State tables by name; the error for an unknown name lists all tables."""
 
     def __missing__(self, name: str) -> ShardState:
         raise KeyError(f"the operator has no state table {name!r}; it has {', '.join(self)}{did_you_mean(name, self)}")
@@ -161,7 +161,7 @@ class _States(dict[str, ShardState]):
 
 @contextmanager
 def _columns_named(states: Mapping[str, StateColumns], keys: pa.Table, rows: pa.Table) -> Iterator[None]:
-    """Add the known columns to pyarrow's error about an unknown one."""
+    """List the known columns in a note on pyarrow's error about an unknown column."""
     try:
         yield
     except KeyError as exc:
@@ -177,7 +177,7 @@ def _columns_named(states: Mapping[str, StateColumns], keys: pa.Table, rows: pa.
 
 
 class _ArrowCall:
-    """Timers and state tables during one call for one shard."""
+    """The timers and state tables of one call for a shard."""
 
     def __init__(self, step: ArrowWithState, batch: ShardInput, transaction: Transaction) -> None:
         self._step = step
@@ -195,15 +195,15 @@ class _ArrowCall:
         self._timers = KeyTimers(transaction, clock, earliest_ms, is_exact=not self._waking)
 
     def fire(self) -> DueTimers | None:
-        """Remove and return the due timers, or None."""
+        """Remove and return the due timers; None if no timer is due."""
         return self._timers.fire(self._due_before_ms)
 
     def shard_timers(self, keys: Keys, due_ms: IntArray) -> ShardTimers | None:
-        """Return the timers as these keys see them; None if the operator has none."""
+        """Return the timers of these keys; None if the operator has no timers."""
         return None if self._step.time_mode == "None" else ShardTimers(self._timers, keys, due_ms)
 
     def states(self, keys: Keys, times: KeyTimes | None) -> dict[str, ShardState]:
-        """Return the state tables as these keys see them, whose rows have these event times."""
+        """Return the state tables for these keys; `times` are the event times of their rows."""
         return _States((name, self._state(name, state, keys, times)) for name, state in self._step.states.items())
 
     def _state(self, name: str, state: StateColumns, keys: Keys, times: KeyTimes | None) -> ShardState:
@@ -215,7 +215,7 @@ class _ArrowCall:
             expiry.evict(self._transaction)
 
     def earliest_ms(self) -> int | None:
-        """Return when Spark must call the shard, with or without rows; None for never."""
+        """Return when Spark must call the shard even without rows; None for never."""
         found = [self._timers.earliest(NO_TIMER)]
         found += [expiry.earliest(self._transaction) for expiry in self._waking]
         return min((at for at in found if at is not None), default=None)
@@ -223,20 +223,20 @@ class _ArrowCall:
 
 @dataclass(frozen=True)
 class StateTable:
-    """One state table of an operator: a row for each key.
+    """One state table of an operator, with one row per key.
 
     Attributes
     ----------
     stateStructType : StructType or str
-        Its columns.
+        The table's columns.
     ttlDurationMs : int, optional
-        A row expires this many milliseconds after its last write. It is invisible from then on, and removed the next
-        time the shard is called. None for never.
+        A row expires this many milliseconds after its last write. An expired row is invisible; the shard's next call
+        removes it. None for never.
     ttl : str, optional
-        The same as a duration, such as ``"7 days"``.
+        The same time as a duration, such as ``"7 days"``.
     by : {"processing time", "event time"}
-        The clock: Spark's processing time; or the watermark's, in which a row counts as written at the time of the
-        newest of its key's rows in the micro-batch.
+        The clock: Spark's processing time, or the watermark. With the watermark, a write counts as made at the latest
+        event time of the key's rows in the micro-batch.
 
     Examples
     --------
@@ -256,11 +256,11 @@ Declared = StructType | str | StateTable
 def declared_states(
     states: Declared | Mapping[str, Declared], time_mode: TimeMode, duration_us: Callable[[str], int]
 ) -> dict[str, StateColumns]:
-    """Return the state tables that an operator declares, by name; one without a name is `STATE_TABLE`."""
+    """Return an operator's declared state tables by name; an unnamed table is called `STATE_TABLE`."""
     if not isinstance(states, Mapping):
         return {STATE_TABLE: _columns(states, "stateStructType", time_mode, duration_us)}
     if not states:
-        raise InvalidArgumentError("stateStructType names no table: give at least one")
+        raise InvalidArgumentError("stateStructType has no table: declare at least one")
     for name in states:
         require_table_name(name)
     return {
@@ -269,11 +269,11 @@ def declared_states(
 
 
 def require_table_name(name: object) -> None:
-    """Check a user's name for a state table. Raises `InvalidArgumentError` if it is not allowed."""
+    """Check the name of a state table. Raises `InvalidArgumentError` if it is not allowed."""
     if not _TABLE_NAME.fullmatch(str(name)) or name in (TIMERS, TIMERS_BY_DUE):
         raise InvalidArgumentError(
-            f"{name!r} cannot name a state table: use letters, digits and '_', not beginning with a digit, "
-            f"at most 64 long, and neither {TIMERS!r} nor {TIMERS_BY_DUE!r}"
+            f"{name!r} cannot name a state table: use at most 64 letters, digits and '_', no digit first, "
+            f"and neither {TIMERS!r} nor {TIMERS_BY_DUE!r}"
         )
 
 
@@ -283,7 +283,7 @@ def _columns(declared: Declared, what: str, time_mode: TimeMode, duration_us: Ca
     ttl_ms = table.ttlDurationMs
     if table.ttl is not None:
         if ttl_ms is not None:
-            raise InvalidArgumentError(f"{what}: give ttl or ttlDurationMs, not both")
+            raise InvalidArgumentError(f"{what}: pass ttl or ttlDurationMs, not both")
         ttl_ms = -(-duration_us(table.ttl) // 1000)
     if table.by not in _CLOCKS:
         raise InvalidArgumentError(f"{what}: by must be 'processing time' or 'event time'", given=repr(table.by))
@@ -297,5 +297,5 @@ def _columns(declared: Declared, what: str, time_mode: TimeMode, duration_us: Ca
             given=ttl_ms,
         )
     if EXPIRES in types.names:
-        raise InvalidArgumentError(f"{what}: a table with ttlDurationMs has a column {EXPIRES!r} of holdfast's own")
+        raise InvalidArgumentError(f"{what}: a table with a ttl cannot declare {EXPIRES!r}: rename the column")
     return StateColumns(types, ttl_ms, _CLOCKS[table.by])

@@ -1,4 +1,4 @@
-"""What a vectorised operator function is called with: one shard's rows of one micro-batch, its state and its timers."""
+"""The argument of a vectorised function: a shard's rows, state and timers in one micro-batch."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from holdfast.spark_integration.vectorised.state import ShardState, ShardTimers
 
 @dataclass(frozen=True)
 class ShardBatch:
-    """One shard's part of a micro-batch, grouped by key.
+    """A shard's part of a micro-batch, grouped by key.
 
     Attributes
     ----------
     rows : pyarrow.Table
         The input rows with all their columns, in no particular order.
     keys : pyarrow.Table
-        The distinct keys of these rows, one row each, followed by keys without rows whose timer is due.
+        The distinct keys of the input rows, followed by keys without rows whose timer is due; one row per key.
     groups : Groups
-        Which row belongs to which key, and reductions over each key's rows.
+        The rows of each key, and reductions over them.
     states : mapping of str to ShardState
-        State of these keys by table, to read and write.
+        The state of these keys by table, to read and write.
     shard : int
-        Number of the shard.
+        The shard's number.
     batch_id : int or None
-        Spark's micro-batch; None in a batch query, and where Spark does not reveal it: in ``foreachBatch`` over Spark
-        Connect, and in jobs started there from a thread of the user's.
+        Id of Spark's micro-batch; None in a batch query, and if Spark does not pass it to the task: in
+        ``foreachBatch`` over Spark Connect, and in ``foreachBatch`` jobs that a user's thread starts.
     watermark_ms : int or None
         Event-time watermark in ms since 1970; None if the input has none.
     processing_ms : int
-        When the micro-batch was planned, in ms since 1970; the same if it runs again.
+        When the micro-batch was planned, in ms since 1970; a rerun has the same time.
     """
 
     rows: pa.Table
@@ -55,12 +55,12 @@ class ShardBatch:
 
     @property
     def state(self) -> ShardState:
-        """State of these keys, to read and write, if the operator has one unnamed table.
+        """The state of these keys, to read and write, if the operator has a single unnamed table.
 
         Raises
         ------
         InvalidArgumentError
-            The operator has named tables: see `states`.
+            The operator has named tables, which are in `states`.
         """
         if STATE_TABLE not in self.states:
             raise InvalidArgumentError("the operator has named tables: use batch.states", tables=sorted(self.states))
@@ -68,7 +68,7 @@ class ShardBatch:
 
     @property
     def timers(self) -> ShardTimers:
-        """Timers of these keys, to read and set.
+        """The timers of these keys, to read and set.
 
         Raises
         ------
@@ -83,7 +83,7 @@ class ShardBatch:
 def group_rows(
     rows: pa.Table, key_columns: pa.RecordBatch, hashes: np.ndarray, key_types: pa.Schema
 ) -> tuple[Keys, pa.Table, Groups]:
-    """Group rows by key; return the keys ascending by hash, as the function sees them, and the groups."""
+    """Group rows by key; return the keys in hash order, the keys as the function sees them, and the groups."""
     order = order_rows(hashes, key_columns)
     first_rows = order.rows[order.first]
     keys = Keys(hashes[first_rows], take(key_columns, first_rows))
@@ -91,15 +91,15 @@ def group_rows(
 
 
 def with_due(keys: Keys, groups: Groups, due: DueTimers) -> tuple[Keys, Groups, IntArray]:
-    """Add the keys whose timers are due; return them after those with rows.
+    """Append the keys without rows whose timers are due; return the keys, their groups and their due times.
 
-    Also returns the groups, and when each key's timer was due, or `NO_TIMER`.
+    The due time of a key whose timer is not due is `NO_TIMER`.
     """
     n = len(keys)
     both = Keys.concat([keys, due.keys])
     order = order_rows(both.hashes, both.columns)
     at = np.empty(len(both), np.int64)
-    at[order.rows] = order.rows[order.first][np.cumsum(order.first) - 1]  # a key with rows stands before its timer
+    at[order.rows] = order.rows[order.first][np.cumsum(order.first) - 1]  # a key with rows comes before its timer
     without_rows = n + np.flatnonzero(at[n:] >= n)
     at[without_rows] = n + np.arange(len(without_rows))
     due_ms = np.full(n + len(without_rows), NO_TIMER)

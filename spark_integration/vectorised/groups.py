@@ -1,8 +1,8 @@
-"""The rows of one micro-batch by key, and reductions over each key's rows.
+"""Groups a micro-batch's rows by key and reduces each key's rows.
 
-Rows are sorted by key once; a reduction is then one pass over contiguous ranges, for all keys together.
-Nulls are skipped, as in SQL's aggregates: the result is null only if a key has no other value. `first` and `last` pick
-a row, as Spark's do by default: if that row's value is null, so is the result.
+Rows are sorted by key once, so that each reduction is one pass over contiguous ranges for all keys.
+Nulls are skipped, as in SQL aggregates: the result is null only if all values of a key are null. `first` and `last`
+pick a row, like Spark's functions by default: the result is null if the picked row's value is null.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.vectorised.arrays import best_rows, comparable, ranks, without_views
 
 _INT64 = np.iinfo(np.int64)
-#: Rows a key, up to which adding up all rows and taking differences is faster than key by key.
+#: Up to this many rows per key, differences of a running total are faster than a sum per key.
 _FEW_ROWS = 8
 
 
@@ -28,8 +28,8 @@ class Groups:
     """Reductions of the micro-batch's columns to one value per key, in the order of `ShardBatch.keys`.
 
     Every method takes the name of an input column, or an array with one value per input row, and returns a
-    `pyarrow.Array` of shape (number of keys,). A key without rows, which a timer brought, has a count of 0 and null for
-    the rest.
+    `pyarrow.Array` of shape (number of keys,). A key without rows, called for its timer, has a count of 0 and null for
+    all other results.
     """
 
     def __init__(self, rows: pa.Table, order: RowOrder, empty: int = 0) -> None:
@@ -49,7 +49,7 @@ class Groups:
 
     @property
     def order(self) -> IntArray:
-        """The input rows by key, in the order of `ShardBatch.keys`, those of one key as they arrived; shape (rows,)."""
+        """The row numbers sorted by key, as in `ShardBatch.keys`, each key's rows by arrival; shape (rows,)."""
         return self._order
 
     @property
@@ -58,7 +58,7 @@ class Groups:
         return self._ordered.key_of_row
 
     def _ends(self) -> IntArray:
-        """Where in the order each key ends."""
+        """Return the end of each key's range in `order`."""
         return np.append(self._starts[1:], len(self._order))
 
     def _sorted_index(self) -> IntArray:
@@ -71,12 +71,12 @@ class Groups:
         return pa.array(np.concatenate([counts, np.zeros(self._empty, np.int64)]))
 
     def sum(self, column: str | pa.Array) -> pa.Array:
-        """Sum; integers as int64, floats as float64, decimals as decimals of 38 digits.
+        """Sum; int64 for integers, float64 for floats, 38-digit decimals for decimals.
 
         Raises
         ------
         InvalidArgumentError
-            Values that are not numbers, or a sum that overflows its type.
+            The values are not numbers, or a sum overflows its type.
         """
         values = self._numbers(column)
         if pa.types.is_decimal(values.type):
@@ -94,7 +94,7 @@ class Groups:
         Raises
         ------
         InvalidArgumentError
-            Values that are not numbers.
+            The values are not numbers.
         """
         values = self._numbers(column).cast(pa.float64(), safe=False)
         counts = self._count_valid(values)
@@ -111,26 +111,26 @@ class Groups:
         return self._for_all(self._extreme(column, "max"))
 
     def first(self, column: str | pa.Array, order_by: str | pa.Array | None = None) -> pa.Array:
-        """First row's value, null or not: first by `order_by`, null last, or else by arrival, in no fixed order."""
+        """Value of the first row, null or not, by `order_by`, nulls last, or else by arrival, which may vary."""
         return self._for_all(self._column(column).take(pa.array(self._picked(order_by, last=False))))
 
     def last(self, column: str | pa.Array, order_by: str | pa.Array | None = None) -> pa.Array:
-        """Last row's value, null or not: last by `order_by`, null first, or else by arrival, in no fixed order."""
+        """Value of the last row, null or not, by `order_by`, nulls first, or else by arrival, which may vary."""
         return self._for_all(self._column(column).take(pa.array(self._picked(order_by, last=True))))
 
     def collect(self, column: str | pa.Array) -> pa.Array:
-        """List each key's non-null values by arrival; an empty list for a key without any."""
+        """List each key's non-null values in order of arrival; the list is empty for a key without values."""
         return self._listed(self._column(column), self._order)
 
     def top(self, column: str | pa.Array, n: int, order_by: str | pa.Array | None = None) -> pa.Array:
-        """List the `n` largest values, largest first, without nulls; by `order_by`, those of the rows with its largest.
+        """List the `n` largest values, or the values of the `n` rows largest by `order_by`, in descending order.
 
-        Equal ones are in order of arrival; NaN is the largest number.
+        Nulls are skipped, ties are in order of arrival, NaN is the largest number.
 
         Raises
         ------
         InvalidArgumentError
-            `n` is less than 1, or values that have no order.
+            `n` is less than 1, or the values have no order.
         """
         if n < 1:
             raise InvalidArgumentError("n must be at least 1", n=n)
@@ -143,14 +143,14 @@ class Groups:
         return self._listed(values, self._order[kept])
 
     def _listed(self, values: pa.Array, rows: IntArray) -> pa.Array:
-        """Return for each key the list of its values that are not null, of rows by key."""
+        """Return the list of each key's non-null values; `rows` are sorted by key."""
         rows = rows[values.is_valid().to_numpy(zero_copy_only=False)[rows]]
         ends = np.cumsum(np.bincount(self.index[rows], minlength=len(self)))
         offsets = pa.array(np.concatenate([[0], ends]), pa.int32())
         return pa.ListArray.from_arrays(offsets, one_chunk(values.take(pa.array(rows))))
 
     def _for_all(self, with_rows: pa.Array) -> pa.Array:
-        """Return the values of the keys that have rows, then null for each of the others."""
+        """Append a null for each key without rows."""
         if not self._empty:
             return with_rows
         return pa.concat_arrays([with_rows, pa.nulls(self._empty, with_rows.type)])
@@ -159,7 +159,7 @@ class Groups:
         values = self._column(column)
         kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
         if not any(is_kind(values.type) for is_kind in kinds):
-            raise InvalidArgumentError("only numbers can be added up", type=str(values.type))
+            raise InvalidArgumentError("sums and means need numeric values", type=str(values.type))
         return values
 
     def _column(self, column: str | pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -198,7 +198,7 @@ class Groups:
         return pa.array(reduced, mask=self._count_valid(values) == 0)
 
     def _sum_integers(self, values: IntArray) -> IntArray:
-        """Add up if no sum overflows; with few rows per key by a running total, which may wrap around."""
+        """Sum integers that do not overflow; for few rows per key, through a running total, which may wrap around."""
         if not len(self._starts) < len(values) <= _FEW_ROWS * len(self._starts):
             return self._reduce(np.add, values)
         totals = np.cumsum(values)[self._ends() - 1]
@@ -206,7 +206,7 @@ class Groups:
         return totals
 
     def _sum_decimals(self, values: pa.Array) -> pa.Array:
-        # Arrow does not check for overflow: sum with twice the digits, which no number of rows can fill.
+        # Arrow does not check for overflow: sum with twice the digits, which cannot overflow.
         totals = self._by_arrow(values.cast(pa.decimal256(76, values.type.scale)), "sum")
         try:
             return totals.cast(pa.decimal128(38, values.type.scale))
@@ -214,7 +214,7 @@ class Groups:
             raise _too_large(values.type) from exc
 
     def _require_no_overflow(self, values: pa.Array) -> None:
-        """Bound every sum by the largest value times the most rows; sum exactly only if that bound is too large."""
+        """Bound all sums by the largest value times the most rows; sum exactly only if the bound overflows."""
         bounds = pc.min_max(values).as_py()
         if bounds["min"] is None:
             return
@@ -235,7 +235,7 @@ class Groups:
         if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
             return self._by_arrow(values, which)
         if pa.types.is_floating(values.type):
-            # fmin skips NaN, so only a group of nothing but NaN gives NaN.
+            # fmin skips NaN, so the result is NaN only if all values are NaN.
             fill: Any = np.nan if which == "min" else -np.inf
             function: np.ufunc = np.fmin if which == "min" else np.maximum
         else:
@@ -245,7 +245,7 @@ class Groups:
         return self._null_where_empty(values, self._reduce(function, self._sorted(values, fill)))
 
     def _by_arrow(self, values: pa.Array, function: str) -> pa.Array:
-        """Reduce a type that numpy lacks, with Arrow's own grouping."""
+        """Reduce values of a type that numpy lacks through Arrow's ``group_by``."""
         taken = values.take(pa.array(self._order))
         table = pa.table({"group": pa.array(self._sorted_index()), "value": taken})
         try:
@@ -260,13 +260,13 @@ class Groups:
             order = self._column(order_by)
             columns = comparable(order)
             if order.null_count and not last:
-                columns.insert(0, to_bools(order.is_null()))  # the first of all rows with a value
+                columns.insert(0, to_bools(order.is_null()))  # rows with a value come first
             found = best_rows(found, columns, largest=last)
-        # A key's last row stands before the next key's first.
+        # A key's last row precedes the first row of the next key.
         return found.rows[np.roll(found.first, -1) if last else found.first]
 
 
 def _too_large(data_type: pa.DataType) -> InvalidArgumentError:
     return InvalidArgumentError(
-        "a sum is larger than its type holds: add up as float64, or integers as decimals", type=str(data_type)
+        "a sum overflows its type: cast the column to float64, or integers to decimals", type=str(data_type)
     )

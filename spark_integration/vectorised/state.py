@@ -1,4 +1,4 @@
-"""State and timers of one shard's keys in one micro-batch, as a vectorised function reads and writes them."""
+"""The state and timers that a vectorised function reads and writes: of a shard's keys in one micro-batch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from holdfast.spark_integration.ttl.expiry import KeyRows
 from holdfast.spark_integration.vectorised.arrays import array_of, rows_where, seen, without_views
 
 _LATEST = np.iinfo(np.int64).max
-#: By unit of time, the multiplier and divisor of a number.
+#: By time unit, the multiplier and divisor for a conversion to milliseconds.
 _TO_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000)}
 
 
 class ShardState:
-    """State of the micro-batch's keys, read and written for all of them at once.
+    """The state of the micro-batch's keys, read and written for all keys at once.
 
     Rows are in the order of `ShardBatch.keys`. Reads see earlier writes. Writes are kept only if the whole
     micro-batch succeeds.
@@ -34,12 +34,12 @@ class ShardState:
         self._schema = schema
 
     def get(self, default: object = None) -> pa.Table:
-        """Return the state: one row per key, all null if the key has none.
+        """Return the state, one row per key; a key without state has nulls.
 
         Parameters
         ----------
         default : value or mapping of str to value, optional
-            The value in place of null: in every column, or in the named ones.
+            The value that replaces null, in every column or in the named columns.
 
         Returns
         -------
@@ -49,41 +49,41 @@ class ShardState:
         Raises
         ------
         InvalidArgumentError
-            One column has more than 2 GiB of text, bytes or elements, more than an Arrow array holds; or a default does
-            not fit its column.
+            A column has more than 2 GiB of text, bytes or elements, which exceeds an Arrow array; or a default does not
+            fit its column.
         """
         values = seen(self._rows.get().values, self._schema, "state column")
         return values if default is None else _filled(values, default)
 
     def exists(self) -> pa.Array:
-        """Return for each key whether it has state, even if it is all null."""
+        """Return whether each key has state, even if all columns are null."""
         return pa.array(self._rows.get().exists)
 
     def put(self, table: pa.Table | None = None, /, *, where: object = None, **columns: object) -> None:
-        """Set the state of every key, or of those where `where` is true, to the current values of the columns.
+        """Set the state of every key, or of the keys for which `where` is true.
 
         Parameters
         ----------
         table : pyarrow.Table, optional
-            The state columns, one row per key. Or pass each column by name.
+            The state columns, one row per key. Alternatively, pass each column by name.
         where : array of bool, shape (keys,), optional
-            Keys whose state to set; null counts as false.
+            The keys whose state is set; null counts as false.
         **columns : array, shape (keys,)
-            Every state column, by name; one named ``where`` can only be passed in a table.
+            Every state column, by name; pass a column named ``where`` in a table.
 
         Raises
         ------
         SchemaMismatchError
             A state column is missing or unknown, or a value does not fit its type.
         InvalidArgumentError
-            Not one value per key, or neither a table nor columns.
+            The number of values differs from the number of keys, or the argument is no table.
         """
         if table is None:
             table = self._table(columns)
         elif columns:
-            raise InvalidArgumentError("give the state as a table or by column, not both")
+            raise InvalidArgumentError("pass the state as a table or by column, not both")
         elif not isinstance(table, (pa.Table, pa.RecordBatch)):
-            raise InvalidArgumentError("state must be a pyarrow.Table, or given by column", given=type(table).__name__)
+            raise InvalidArgumentError("state must be a pyarrow.Table, or passed by column", given=type(table).__name__)
         if table.num_rows != len(self._rows):
             raise InvalidArgumentError(
                 "state must have one row for each key", rows=table.num_rows, keys=len(self._rows)
@@ -97,13 +97,13 @@ class ShardState:
         self._rows.put(pa.table(own, names=table.schema.names), rows)
 
     def delete(self, where: object = None) -> None:
-        """Remove the state of every key, or of those where `where` is true."""
+        """Remove the state of every key, or of the keys for which `where` is true."""
         self._rows.delete(None if where is None else rows_where(where, len(self._rows)))
 
     def _table(self, columns: dict[str, object]) -> pa.Table:
         if sorted(columns) != sorted(self._schema.names):
             raise SchemaMismatchError(
-                "state must be given with all its columns and no others",
+                "state must have exactly the declared columns",
                 missing=sorted(set(self._schema.names) - set(columns)),
                 unexpected=sorted(set(columns) - set(self._schema.names)),
             )
@@ -113,18 +113,18 @@ class ShardState:
 
 
 def _filled(values: pa.Table, default: object) -> pa.Table:
-    """Return columns with a default in place of null."""
+    """Replace nulls by a default."""
     names = values.schema.names
     defaults = default if isinstance(default, Mapping) else dict.fromkeys(names, default)
     for name, value in defaults.items():
         if name not in names:
-            raise InvalidArgumentError(f"default names no state column: {name!r}{did_you_mean(name, names)}")
+            raise InvalidArgumentError(f"default is for an unknown state column: {name!r}{did_you_mean(name, names)}")
         column = values.column(name)
         try:
             filled = pc.coalesce(column, pa.scalar(value, column.type))
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
             raise InvalidArgumentError(
-                f"default {value!r} does not fit state column {name!r}: give one by column, as in "
+                f"default {value!r} does not fit state column {name!r}: pass a default per column, as in "
                 "get(default={'n': 0})",
                 type=str(column.type),
             ) from exc
@@ -133,11 +133,11 @@ def _filled(values: pa.Table, default: object) -> pa.Table:
 
 
 class ShardTimers:
-    """Timers of the micro-batch's keys, at most one per key, read and set for all of them at once.
+    """The timers of the micro-batch's keys, at most one per key, read and set for all keys at once.
 
-    Rows are in the order of `ShardBatch.keys`. A timer is due once its time has passed: in event time, the watermark is
-    later; in processing time, the micro-batch was planned later. A due timer brings its key into the micro-batch, with
-    or without rows, and is gone: set it again to bring the key back.
+    Rows are in the order of `ShardBatch.keys`. A timer is due once the clock has passed its time: in event time, the
+    watermark; in processing time, the planning time of the micro-batch. A due timer adds its key to the micro-batch if
+    the key has no rows, and is removed; set it again to be called again.
 
     Times are in ms since 1970, as in `ShardBatch.watermark_ms`.
     """
@@ -149,28 +149,28 @@ class ShardTimers:
 
     @property
     def due_ms(self) -> pa.Array:
-        """When the timer that brought each key into this micro-batch was due, or null; int64, (keys,)."""
+        """The time of each key's due timer; null if no timer was due; int64, (keys,)."""
         return _shown(self._due_ms)
 
     def get(self) -> pa.Array:
-        """Return when each key's timer is due; null if it has none left; int64, (keys,)."""
+        """Return when each key's timer is due; null for a key without a timer; int64, (keys,)."""
         return _shown(self._timers.get(self._keys))
 
     def set(self, times: object, where: object = None) -> None:
-        """Set the timer of every key, or of those where `where` is true, in place of the one it has.
+        """Set or replace the timer of every key, or of the keys for which `where` is true.
 
         Parameters
         ----------
         times : array of timestamp or of integers in ms since 1970, shape (keys,)
-            Null for no timer. A time that has passed is due in the shard's next micro-batch. Timestamps are rounded
+            Null removes the timer. A timer in the past is due in the shard's next micro-batch. Timestamps are rounded
             down to the millisecond.
         where : array of bool, shape (keys,), optional
-            Null counts as false.
+            The keys whose timer is set; null counts as false.
 
         Raises
         ------
         InvalidArgumentError
-            Neither timestamps nor integers, not one for each key, or a time before 1970 or too late.
+            The times are no timestamps or integers, their number differs, or a time is before 1970 or too late.
         """
         chosen = array_of(times, "timers", len(self._keys))
         rows = np.arange(len(self._keys))
@@ -180,7 +180,7 @@ class ShardTimers:
         self._change(rows, _milliseconds(chosen))
 
     def delete(self, where: object = None) -> None:
-        """Remove the timer of every key, or of those where `where` is true; none is fine."""
+        """Remove the timer, if any, of every key, or of the keys for which `where` is true."""
         rows = np.arange(len(self._keys)) if where is None else rows_where(where, len(self._keys))
         self._change(rows, np.full(len(rows), NO_TIMER))
 
@@ -197,10 +197,10 @@ def _milliseconds(times: pa.Array) -> IntArray:
     factor = divisor = 1
     if pa.types.is_timestamp(times.type):
         factor, divisor = _TO_MS[times.type.unit]
-        times = times.view(pa.int64())  # the instant; a zone says only how it is shown
+        times = times.view(pa.int64())  # the instant; the time zone affects only the display
     elif not (pa.types.is_integer(times.type) or pa.types.is_null(times.type)):
         raise InvalidArgumentError(
-            "timers must be timestamps, or integers in milliseconds since 1970", given=str(times.type)
+            "timers must be timestamps or integers in milliseconds since 1970", given=str(times.type)
         )
     bounds = pc.min_max(times).as_py()
     if bounds["min"] is not None and bounds["min"] < 0:

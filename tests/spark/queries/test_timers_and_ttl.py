@@ -78,13 +78,13 @@ def test_spark_calls_shards_for_timers_and_to_evict(lab: Lab, backend: str) -> N
     [
         ("n long", "EventTime", "needs an input with a watermark"),
         ("n long", "eventtime", "timeMode must be one of"),
-        ({}, "None", "names no table"),
+        ({}, "None", "has no table"),
         ({"timers": "n long"}, "None", "cannot name a state table"),
         ({"a/b": "n long"}, "None", "cannot name a state table"),
         ({"a": "n"}, "None", "not a DDL string"),
         (holdfast.StateTable("n long", ttlDurationMs=0), "None", "ttlDurationMs must be a whole number"),
         (holdfast.StateTable("n long", ttlDurationMs=True), "None", "ttlDurationMs must be a whole number"),
-        (holdfast.StateTable("expires_ms long", ttlDurationMs=1), "None", "a column 'expires_ms' of holdfast's own"),
+        (holdfast.StateTable("expires_ms long", ttlDurationMs=1), "None", "cannot declare 'expires_ms'"),
     ],
 )
 def test_a_wrong_definition_says_so(lab: Lab, states: Any, time_mode: Any, text: str) -> None:
