@@ -1,1 +1,1 @@
-"""Operators in one line, as functions of a shard: aggregation, sessions, deduplication, joins, top, latest."""
+"""Built-in operators as functions of a shard: aggregation, sessions, deduplication, joins, top, latest."""

@@ -1,4 +1,4 @@
-"""What an aggregate keeps of rows, in columns, and how that is made, merged and read.
+"""The columnar state of aggregates: how it is created from rows, merged and turned into results.
 
 ::
 
@@ -7,19 +7,19 @@
     stored ───────────────────────────┘                        │
        ▲───────────────────────────────────────────────────────┘
 
-An accumulator has one reduction, of states. A row counts as the state of one row, so that rows, stored states and the
-states of sessions that grow together are reduced alike, all keys at once.
+An accumulator reduces states only. Each row is first lifted to a state, so that rows, stored states and the states of
+merging sessions are reduced in the same way, for all keys at once.
 
 ==========  =================================================================================================
-`Count`     ``n``: how many
+`Count`     ``n``: the number of rows or values
 `Sum`       ``total``
 `Mean`      ``avg.sum``, ``avg.count``
 `Extreme`   ``worst``
-`Picked`    ``first`` and, where null counts as a value, ``first.set``
+`Picked`    ``first`` and, if null counts as a value, ``first.set``
 `PickedBy`  ``best``, ``best.by``
 `Moments`   ``sd.count``, ``sd.mean``, ``sd.m2``: the sum of squared distances from the mean
-`Collected` ``items``, or ``n.values`` of which only the number is shown
-`Own`       ``spread.low``, ``spread.high``: what the user's functions return
+`Collected` ``items``, or ``n.values`` if only their number is shown
+`Own`       ``spread.low``, ``spread.high``: the columns that the user's functions return
 ==========  =================================================================================================
 """
 
@@ -46,7 +46,7 @@ _LOW = (1 << 64) - 1
 
 
 def divided(totals: pa.Array, counts: pa.Array, t: pa.Decimal128Type) -> pa.Array:
-    """Return decimals divided by integers, as type `t` of no smaller scale; null where either is.
+    """Return decimals divided by integers as type `t`, whose scale is not smaller; null if an operand is null.
 
     Raises `InvalidArgumentError` if a quotient has more digits than `t`.
     """
@@ -61,7 +61,7 @@ def divided(totals: pa.Array, counts: pa.Array, t: pa.Decimal128Type) -> pa.Arra
 
 
 def _unscaled(values: pa.Array) -> npt.NDArray[np.object_]:
-    """Return decimals as integers: their digits."""
+    """Return the unscaled integers of decimals."""
     words = np.frombuffer(values.buffers()[1], np.uint64)[2 * values.offset : 2 * (values.offset + len(values))]
     low, high = words[0::2].astype(object), words[1::2].view(np.int64).astype(object)
     digits: npt.NDArray[np.object_] = high * (_LOW + 1) + low
@@ -78,9 +78,9 @@ def _of_unscaled(digits: npt.NDArray[np.object_], is_null: npt.NDArray[np.bool_]
 
 _INDEX = pa.int64()
 _ARROW = (pa.Array, pa.ChunkedArray)
-#: What a state column says of itself in its metadata: the aggregate's column in the output, and what it computes.
+#: Metadata keys of a state column: the aggregate's output column, and its computation.
 _COLUMN, _COMPUTES = b"holdfast.column", b"holdfast.computes"
-# What the state's columns say by themselves, functions, which have no identity, and what is asked of the state.
+# Left out of a description: fields that the state's schema records, functions, and options that only affect results.
 _TOLD_OTHERWISE = {
     "name",
     "column",
@@ -100,34 +100,34 @@ _TOLD_OTHERWISE = {
 class Accumulator(ABC):
     """One aggregate, as it travels to the workers."""
 
-    name: str  #: Of its output column; prefix of its state's columns
-    column: str | None  #: Of the rows that it takes; None for the rows themselves
+    name: str  #: The output column, and the prefix of the state's columns
+    column: str | None  #: The input column; None for whole rows
 
     @property
     def is_by_arrival(self) -> bool:
-        """Whether the order of rows may matter to it."""
+        """Whether the result may depend on the order of rows."""
         return False
 
     @abstractmethod
     def fields(self) -> list[pa.Field]:
-        """Return the columns of its state, in storage types."""
+        """Return the columns of the state, in storage types."""
 
     @abstractmethod
     def lift(self, values: pa.Array) -> list[pa.Array]:
-        """Return each row's own state; without a `column`, from anything but null."""
+        """Return the state of each row. Without a `column`, any non-null value stands for a row."""
 
     @abstractmethod
     def reduce(self, groups: Groups, states: Sequence[pa.Array]) -> list[pa.Array]:
-        """Return each group's state; columns added later may be null. Raises `InvalidArgumentError` on overflow."""
+        """Merge each group's states; columns added later may be null. Raises `InvalidArgumentError` on overflow."""
 
     def result(self, states: Sequence[pa.Array]) -> pa.Array:
-        """Return the value of each state. Raises `InvalidArgumentError` if it is larger than its type holds."""
+        """Return the result of each state. Raises `InvalidArgumentError` if a result overflows its type."""
         return states[0]
 
 
 @dataclass(frozen=True)
 class Count(Accumulator):
-    """The number of rows or, given a column, of its non-null values."""
+    """The number of rows, or of a column's non-null values."""
 
     def fields(self) -> list[pa.Field]:
         return [pa.field(self.name, pa.int64())]
@@ -146,7 +146,7 @@ class Count(Accumulator):
 class Sum(Accumulator):
     """The sum of integers, floats or decimals; null without values."""
 
-    type: pa.DataType  #: Of the sum
+    type: pa.DataType  #: The sum's type
 
     def fields(self) -> list[pa.Field]:
         return [pa.field(self.name, self.type)]
@@ -162,7 +162,7 @@ class Sum(Accumulator):
 class Mean(Accumulator):
     """The average; null without values."""
 
-    #: Of the sum that it keeps, and of the average
+    #: The types of the stored sum and of the average
     sum_type: pa.DataType
     type: pa.DataType
 
@@ -170,7 +170,7 @@ class Mean(Accumulator):
         return [pa.field(f"{self.name}.sum", self.sum_type), pa.field(f"{self.name}.count", pa.int64())]
 
     def lift(self, values: pa.Array) -> list[pa.Array]:
-        # Not safely: an integer that no double has is rounded, as in Spark.
+        # Unsafe cast: an integer without an exact double is rounded, as in Spark.
         return [_from_zero(values.cast(self.sum_type, safe=False)), values.is_valid().cast(pa.int64())]
 
     def reduce(self, groups: Groups, states: Sequence[pa.Array]) -> list[pa.Array]:
@@ -185,7 +185,7 @@ class Mean(Accumulator):
 
 @dataclass(frozen=True)
 class Extreme(Accumulator):
-    """The smallest or the largest value; NaN is the largest number, as in Spark."""
+    """The smallest or largest value; NaN is the largest number, as in Spark."""
 
     type: pa.DataType
     which: Literal["min", "max"]
@@ -202,7 +202,7 @@ class Extreme(Accumulator):
 
 @dataclass(frozen=True)
 class Picked(Accumulator):
-    """The first or the last value by arrival, which has no fixed order; nulls count unless ignored."""
+    """The first or last value to arrive, in no fixed order; nulls count unless ignored."""
 
     type: pa.DataType
     which: Literal["first", "last"]
@@ -218,7 +218,7 @@ class Picked(Accumulator):
 
     def reduce(self, groups: Groups, states: Sequence[pa.Array]) -> list[pa.Array]:
         is_set = states[0].is_valid() if self.ignores_nulls else pc.fill_null(states[1], False)
-        # Groups keep the order of arrival: the first place that is set, null standing last; or the last one.
+        # Groups keep the order of arrival; positions of unset states are null, which is sorted last and never picked.
         at = pc.if_else(is_set, pa.array(inverse(groups.order)), pa.scalar(None, _INDEX))
         pick = groups.first if self.which == "first" else groups.last
         return [pick(state, order_by=at) for state in states]
@@ -226,10 +226,7 @@ class Picked(Accumulator):
 
 @dataclass(frozen=True)
 class PickedBy(Accumulator):
-    """The value of the row whose other value, null left out, is the smallest or the largest.
-
-    Takes structs of the two.
-    """
+    """The value of the row with the smallest or largest non-null order value; takes structs of value and order."""
 
     type: pa.DataType
     by_type: pa.DataType
@@ -254,8 +251,8 @@ class PickedBy(Accumulator):
 class Moments(Accumulator):
     """Variance and standard deviation of doubles, from count, mean and the sum of squared distances from the mean."""
 
-    is_sample: bool  #: Whether to divide by one less than the count; null where that is none, as in Spark
-    is_root: bool  #: Whether to return the root: the standard deviation
+    is_sample: bool  #: Whether to divide by the count minus one; the result is null if that is 0, as in Spark
+    is_root: bool  #: Whether to return the square root: the standard deviation
 
     def fields(self) -> list[pa.Field]:
         parts = {"count": pa.int64(), "mean": pa.float64(), "m2": pa.float64()}
@@ -263,7 +260,7 @@ class Moments(Accumulator):
 
     def lift(self, values: pa.Array) -> list[pa.Array]:
         mean = values.cast(pa.float64(), safe=False)
-        # How far a value is from itself: 0, or NaN if it is no number.
+        # The distance of a value from itself: 0, or NaN for NaN and infinity.
         return [values.is_valid().cast(pa.int64()), mean, pc.subtract(mean, mean)]
 
     def reduce(self, groups: Groups, states: Sequence[pa.Array]) -> list[pa.Array]:
@@ -285,9 +282,9 @@ class Moments(Accumulator):
 
 @dataclass(frozen=True)
 class Collected(Accumulator):
-    """All values but null, by arrival; or the distinct ones, NaN and zero being one value each; or their number."""
+    """All non-null values by arrival, or the distinct values (one NaN, one zero), or the number of distinct values."""
 
-    type: pa.DataType  #: Of a list of them
+    type: pa.DataType  #: The list's type
     which: Literal["list", "set", "count"]
 
     @property
@@ -324,7 +321,7 @@ class Collected(Accumulator):
 
 @dataclass(frozen=True)
 class Own(Accumulator):
-    """An aggregate of the user's own functions, each called once with all rows, or all groups' states."""
+    """A user-defined aggregate, whose functions are each called once for all rows or all groups."""
 
     type: pa.DataType
     state: pa.Schema
@@ -352,7 +349,7 @@ class Own(Accumulator):
     def _states(self, function: str, returned: object, expected: int) -> list[pa.Array]:
         if not isinstance(returned, Mapping) or set(returned) != set(self.state.names):
             raise SchemaMismatchError(
-                f"{function} of aggregate {self.name!r} must return a dict with the columns that stateStructType names",
+                f"{function} of aggregate {self.name!r} must return a dict with the columns of stateStructType",
                 declared=self.state.names,
                 returned=[*returned] if isinstance(returned, Mapping) else type(returned).__name__,
             )
@@ -372,7 +369,7 @@ class Own(Accumulator):
             ) from exc
         if len(column) != expected:
             raise SchemaMismatchError(
-                f"{function} of aggregate {self.name!r} must return one value for each row that it gets",
+                f"{function} of aggregate {self.name!r} must return one value for each row or group",
                 column=field.name,
                 expected=expected,
                 returned=len(column),
@@ -381,29 +378,29 @@ class Own(Accumulator):
 
 
 def lists(lengths: npt.NDArray[Any], values: pa.Array, t: pa.DataType) -> pa.Array:
-    """Return lists of these lengths."""
+    """Return lists of the given lengths."""
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64())
     return pa.LargeListArray.from_arrays(offsets, values, type=t)
 
 
 def elements(of: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array]:
-    """Return the values of lists, and the list of each."""
+    """Return the list number of each value, and the values."""
     return np.repeat(np.arange(len(of)), _lengths(of)), of.flatten()
 
 
 def _lengths(of: pa.Array) -> npt.NDArray[np.int64]:
-    """Return how many values each list has; a null list has none."""
+    """Return the length of each list; 0 for a null list."""
     lengths: npt.NDArray[np.int64] = pc.fill_null(pc.list_value_length(of), 0).to_numpy()
     return lengths
 
 
 def _from_zero(values: pa.Array) -> pa.Array:
-    """Add 0 to each number, as Spark's sum begins with it: -0.0 becomes 0.0."""
+    """Add 0 to each float, since Spark's sum starts at 0: -0.0 becomes 0.0."""
     return pc.add(values, 0.0) if pa.types.is_floating(values.type) else values
 
 
 def _or_null(count: pa.Array) -> pa.Array:
-    """Return a count to divide by: null if it is 0."""
+    """Replace counts of 0 by null, to divide by them."""
     return pc.if_else(pc.equal(count, 0), pa.scalar(None, count.type), count)
 
 
@@ -412,14 +409,14 @@ def _fitting(total: pa.Array, t: pa.DataType, name: str) -> pa.Array:
         return total.cast(t)
     except pa.ArrowInvalid as exc:
         raise InvalidArgumentError(
-            f"the sum of column {name!r} is larger than its type holds: add up as double, or cast to a decimal of "
+            f"the sum of column {name!r} is larger than its type holds: sum it as double, or cast it to a decimal of "
             "fewer digits first",
             type=str(t),
         ) from exc
 
 
 def state_types(accumulators: Sequence[Accumulator]) -> pa.Schema:
-    """Return the columns of the states of several aggregates."""
+    """Return the state columns of several aggregates."""
     return pa.schema(
         [
             field.with_metadata({_COLUMN: accumulator.name, _COMPUTES: _described(accumulator)})
@@ -430,7 +427,7 @@ def state_types(accumulators: Sequence[Accumulator]) -> pa.Schema:
 
 
 def computations(state: pa.Schema) -> dict[str, str]:
-    """Return each aggregate's computation, by output column, from a state's columns."""
+    """Return each aggregate's recorded computation by output column, given the state's columns."""
     found = [field.metadata for field in state if _COMPUTES in (field.metadata or {})]
     return {metadata[_COLUMN].decode(): metadata[_COMPUTES].decode() for metadata in found}
 
@@ -442,7 +439,7 @@ def _described(accumulator: Accumulator) -> str:
 
 
 def lifted(accumulators: Sequence[Accumulator], rows: pa.Table) -> pa.Table:
-    """Return the state of each row by itself, for all aggregates."""
+    """Return the state of each row, for all aggregates."""
     taken: dict[str | None, pa.Array] = {}
     columns: list[pa.Array] = []
     for accumulator in accumulators:
@@ -460,7 +457,7 @@ def _argument(rows: pa.Table, column: str | None) -> pa.Array:
 
 
 def reduced(accumulators: Sequence[Accumulator], states: pa.Table, order: RowOrder) -> pa.Table:
-    """Return the state of each group of states."""
+    """Merge the states of each group, for all aggregates."""
     groups = Groups(states, order)
     columns: list[pa.Array] = []
     for accumulator, own in _parts(accumulators, states):
@@ -469,7 +466,7 @@ def reduced(accumulators: Sequence[Accumulator], states: pa.Table, order: RowOrd
 
 
 def results(accumulators: Sequence[Accumulator], states: pa.Table | pa.RecordBatch) -> dict[str, pa.Array]:
-    """Return the value of each aggregate, for each state, by its column in the output."""
+    """Return the results of all states by the aggregate's output column."""
     return {accumulator.name: accumulator.result(own) for accumulator, own in _parts(accumulators, states)}
 
 
@@ -485,13 +482,13 @@ def _parts(
 
 
 def require_same_aggregates(stored: StoredTables, declared: Mapping[str, TableSchema]) -> None:
-    """Raise `SchemaMismatchError` if a column's aggregate is not the one that its stored columns name."""
+    """Raise `SchemaMismatchError` if a column's aggregate differs from the aggregate that its state records."""
     for table in declared.keys() & stored.live.keys():
         before = computations(stored.live[table].value)
         for column, now in computations(declared[table].value).items():
             if before.get(column, now) != now:
                 raise SchemaMismatchError(
-                    f"column {column} was computed by another aggregate: give the new one another name, {NEW_QUERY}",
+                    f"column {column} was computed by another aggregate: give the new one a new name, {NEW_QUERY}",
                     stored=before[column],
                     defined=now,
                 )

@@ -1,6 +1,6 @@
-"""What a user writes into ``agg``: ``holdfast.count()``, ``holdfast.max("delay")``.
+"""Aggregates for ``agg``: ``holdfast.count()``, ``holdfast.max("delay")``.
 
-Each is named and typed by Spark's own function of that name, which Spark resolves and never runs.
+Spark's function of the same name gives each aggregate its name and type; Spark resolves it and never runs it.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ from holdfast.spark_integration.plan.arguments import declared_struct
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.vectorised.groups import Groups
 
-#: Makes what the workers run: of the names of output and input column, and of the types of both.
+#: Makes the workers' aggregate, given the names of the output and input columns and the types of input and output.
 _Make = Callable[[str, str, T.DataType, T.DataType], Accumulator]
 _MOST_DIGITS = 38
-#: Of an approx_count_distinct: 2 ** 18 registers, the most for which HyperLogLog++ is published.
+#: Smallest `rsd` of approx_count_distinct: 2 ** 18 registers, the most that the HyperLogLog++ paper covers.
 _LEAST_RSD = 0.0022
 
 
 @dataclass(frozen=True)
 class Aggregate:
-    """An aggregate of a column; made by the functions of this module, such as `count`."""
+    """An aggregate of a column; created by the functions of this module, such as `count`."""
 
     spark: Column  #: Spark's own aggregate
-    argument: str | Column | None  #: What it takes; None for whole rows
+    argument: str | Column | None  #: The input; None for whole rows
     _make: _Make
-    takes_hashes: bool = False  #: Whether the workers get Spark's hashes in place of the values
+    takes_hashes: bool = False  #: Whether workers receive Spark's hashes instead of the values
 
     def alias(self, name: str) -> Aggregate:
         """Name the aggregate, as ``Column.alias`` does."""
         return replace(self, spark=self.spark.alias(name))
 
     def accumulator(self, name: str, column: str, taken: T.DataType, returned: T.DataType) -> Accumulator:
-        """Return the workers' aggregate, given the types of argument and result. Raises `InvalidArgumentError`."""
+        """Return the workers' aggregate for these argument and result types. Raises `InvalidArgumentError`."""
         return self._make(name, column, taken, returned)
 
 
 def count(column: str | Column = "*") -> Aggregate:
-    """Count rows or, given a column, its non-null values: bigint, never null.
+    """Count rows, or a column's non-null values, as bigint; never null.
 
     Examples
     --------
@@ -72,11 +72,11 @@ def count(column: str | Column = "*") -> Aggregate:
 
 
 def sum(column: str | Column) -> Aggregate:  # noqa: A001 - Spark's name
-    """Add up numbers: integers as bigint, floats as double, decimals with ten digits more; null without values.
+    """Sum numbers: integers as bigint, floats as double, decimals with ten more digits; null without values.
 
     Notes
     -----
-    A sum that its type cannot hold fails the query, as in Spark's ANSI mode.
+    A sum that overflows its type fails the query, as in Spark's ANSI mode.
     """
 
     def make(name: str, of: str, taken: T.DataType, returned: T.DataType) -> Accumulator:
@@ -87,7 +87,7 @@ def sum(column: str | Column) -> Aggregate:  # noqa: A001 - Spark's name
 
 
 def mean(column: str | Column) -> Aggregate:
-    """Average numbers as double, decimals with four places more; null without values. Also called `avg`."""
+    """Average numbers as double, decimals with four more decimal places; null without values. Alias: `avg`."""
 
     def make(name: str, of: str, taken: T.DataType, returned: T.DataType) -> Accumulator:
         _require_number("mean", taken)
@@ -111,12 +111,12 @@ def max(column: str | Column) -> Aggregate:  # noqa: A001 - Spark's name
 
 
 def min_by(column: str | Column, ord: str | Column) -> Aggregate:  # noqa: A002 - Spark's name
-    """Return the value of the row with the smallest `ord`, of which null is left out; of equal ones any."""
+    """Return the value of the row with the smallest non-null `ord`; any such row if several tie."""
     return _picked_by(F.min_by, column, ord, "min")
 
 
 def max_by(column: str | Column, ord: str | Column) -> Aggregate:  # noqa: A002 - Spark's name
-    """Return the value of the row with the largest `ord`, of which null is left out; of equal ones any.
+    """Return the value of the row with the largest non-null `ord`; any such row if several tie.
 
     Examples
     --------
@@ -126,42 +126,42 @@ def max_by(column: str | Column, ord: str | Column) -> Aggregate:  # noqa: A002 
 
 
 def any(column: str | Column) -> Aggregate:  # noqa: A001 - SQL's name
-    """Tell whether any boolean is true, as Spark's ``bool_or``; null without values."""
+    """Return whether any value is true, as Spark's ``bool_or`` does; null without values."""
     return _extreme(F.bool_or, column, "max")
 
 
 def all(column: str | Column) -> Aggregate:  # noqa: A001 - SQL's name
-    """Tell whether all booleans are true, as Spark's ``bool_and``; null without values."""
+    """Return whether all values are true, as Spark's ``bool_and`` does; null without values."""
     return _extreme(F.bool_and, column, "min")
 
 
 def first(column: str | Column, ignorenulls: bool = False) -> Aggregate:
-    """Return the first value by arrival, null or not unless nulls are ignored; rows arrive in no fixed order."""
+    """Return the first value to arrive, in no fixed order; nulls count unless ignored."""
     return _picked(F.first, column, "first", ignorenulls)
 
 
 def last(column: str | Column, ignorenulls: bool = False) -> Aggregate:
-    """Return the last value by arrival, null or not unless nulls are ignored; rows arrive in no fixed order."""
+    """Return the last value to arrive, in no fixed order; nulls count unless ignored."""
     return _picked(F.last, column, "last", ignorenulls)
 
 
 def collect_list(column: str | Column) -> Aggregate:
-    """List the non-null values by arrival; an empty list without values. State keeps all of them, in one row."""
+    """List the non-null values by arrival; empty without values. One row of state holds them all."""
     return _collected(F.collect_list, column, "list")
 
 
 def collect_set(column: str | Column) -> Aggregate:
-    """List the distinct non-null values, in no fixed order; an empty list without values. State keeps them, in one row.
+    """List the distinct non-null values in no fixed order; empty without values. One row of state holds them all.
 
     Notes
     -----
-    All NaN are one value, and so are 0.0 and -0.0. Structs, lists and maps are refused.
+    All NaNs count as one value; so do 0.0 and -0.0. Structs, lists and maps are refused.
     """
     return _collected(F.collect_set, column, "set")
 
 
 def count_distinct(column: str | Column) -> Aggregate:
-    """Count the distinct non-null values exactly: bigint, never null. State keeps them as that of `collect_set`.
+    """Count the distinct non-null values exactly, as bigint; never null. One row of state holds them all.
 
     Examples
     --------
@@ -171,22 +171,22 @@ def count_distinct(column: str | Column) -> Aggregate:
 
 
 def approx_count_distinct(column: str | Column, rsd: float = 0.05) -> Aggregate:
-    """Estimate how many distinct non-null values there are: bigint, never null.
+    """Estimate the number of distinct non-null values, as bigint; never null.
 
-    State has two bytes for each, by default at most 1 KiB for a key.
+    State takes two bytes per distinct value, by default at most 1 KiB per key.
 
     Parameters
     ----------
     column : str or Column
-        No struct, list or map.
+        Any type except structs, lists and maps.
     rsd : float
-        Relative standard deviation of the estimates. Half of it takes four times the state, and less than 0.0488 takes
-        four bytes for each.
+        Relative standard deviation of the estimates. Halving it quadruples the state; below 0.0488 a distinct value
+        takes four bytes.
 
     Notes
     -----
-    It is Spark's HyperLogLog++, of Spark's hashes. Its number is Spark's, but between 2.5 and 5 values a register, by
-    default 1,280 to 2,560 of them: there it is at most 0.4 % less.
+    This is Spark's HyperLogLog++ over Spark's hashes. The estimate equals Spark's, except between 2.5 and 5 values per
+    register (by default 1,280 to 2,560 values), where it is at most 0.4 % lower.
 
     Raises
     ------
@@ -210,21 +210,21 @@ def approx_count_distinct(column: str | Column, rsd: float = 0.05) -> Aggregate:
 
 
 def percentile_approx(column: str | Column, percentage: float | Sequence[float], accuracy: int = 10_000) -> Aggregate:
-    """Return the column's value at a percentile, or a list of values at several; null without values.
+    """Return the column's value at a percentile, or a list for several percentiles; null without values.
 
     Parameters
     ----------
     column : str or Column
-        Of numbers, dates or timestamps.
+        Numbers, dates or timestamps.
     percentage : float or sequence of float
         From 0 to 1: 0.5 is the median.
     accuracy : int
-        Of n values, the returned one is at most n / accuracy ranks off; fewer than `accuracy` values give it exactly.
+        For n values, the result is at most n / accuracy ranks off; it is exact for fewer than `accuracy` values.
 
     Notes
     -----
-    State keeps some of the values with their ranks, of 24 bytes each, in one row: at most about as many as `accuracy`,
-    which should be less where there are many keys.
+    One row of state holds a sample of the values with their ranks: about `accuracy` entries of 24 bytes at most. Lower
+    `accuracy` if there are many keys.
 
     Examples
     --------
@@ -241,7 +241,7 @@ def percentile_approx(column: str | Column, percentage: float | Sequence[float],
 
 
 def variance(column: str | Column) -> Aggregate:
-    """Return the sample variance as double, null for fewer than two values. Also called `var_samp`."""
+    """Return the sample variance as double; null for fewer than two values. Alias: `var_samp`."""
     return _moments(F.var_samp, column, is_sample=True, is_root=False)
 
 
@@ -251,7 +251,7 @@ def var_pop(column: str | Column) -> Aggregate:
 
 
 def stddev(column: str | Column) -> Aggregate:
-    """Return the sample standard deviation as double, null for fewer than two values. Also called `stddev_samp`."""
+    """Return the sample standard deviation as double; null for fewer than two values. Alias: `stddev_samp`."""
     return _moments(F.stddev_samp, column, is_sample=True, is_root=True)
 
 
@@ -268,33 +268,32 @@ def aggregate(
     merge: Callable[[Groups, pa.Table], Mapping[str, Any]],
     finish: Callable[[pa.Table], Any],
 ) -> Aggregate:
-    """Make an aggregate of three functions, each of which takes many rows at once.
+    """Define an aggregate by three functions, each of which handles many rows per call.
 
     Parameters
     ----------
     column : str or Column
-        What it takes.
+        The input.
     returnType : DataType or str
-        Of its result.
+        The type of the result.
     stateStructType : StructType or str
-        Columns of its state; they are stored as ``name.column``.
+        The columns of the state; they are stored as ``name.column``.
     init : callable
-        Takes the values of some rows, null or not; returns a dict of columns: the state of each row by itself.
+        Takes the values of a batch of rows, nulls included; returns a dict of columns: the state of each row.
     merge : callable
-        Takes `Groups` of states and a table of these states; returns a dict of columns: one state for each group.
+        Takes `Groups` of states and a table of the states; returns a dict of columns: one state per group.
     finish : callable
-        Takes a table of states; returns an array: the result of each.
+        Takes a table of states; returns an array with the result of each state.
 
     Notes
     -----
-    A state may be all null, where an aggregate was added to a query that had none. `merge` sees states in any pieces:
-    the states of rows, of earlier micro-batches, and of sessions that grow together. States come in Arrow's types, text
-    as large_string.
+    A state may be all null if the aggregate was added to an old query. `merge` gets any mix of states: of single
+    rows, of earlier micro-batches and of merging sessions. States have Arrow's types; text is large_string.
 
     Raises
     ------
     InvalidArgumentError
-        A type that state cannot hold, or not a function.
+        If state cannot hold a type, or an argument is not a function.
 
     Examples
     --------
@@ -387,13 +386,13 @@ def _checked(column: str | Column) -> str | Column:
 
 
 def _is_plain(t: T.DataType) -> bool:
-    """Tell whether a value is one number, text or time, whose equality and order are Arrow's."""
+    """Return whether the type is an atomic type whose equality and order are Arrow's."""
     is_collated = isinstance(t, T.StringType) and t != T.StringType()
     return isinstance(t, T.AtomicType) and not isinstance(t, T.NullType) and not is_collated
 
 
 def _has_order(t: T.DataType) -> bool:
-    """Tell whether values have Arrow's order: plain ones, and structs of such, by field."""
+    """Return whether values have Arrow's order: plain types, and structs of plain types by field."""
     return builtins.all(_has_order(field.dataType) for field in t) if isinstance(t, T.StructType) else _is_plain(t)
 
 

@@ -1,14 +1,14 @@
-"""``groupBy(…).agg(…)`` and ``groupBy(…).window(…).agg(…)``: aggregates by key, of a window if any.
+"""``groupBy(…).agg(…)`` and ``groupBy(…).window(…).agg(…)``: aggregates by key or by key and window.
 
 ::
 
     rows ─partial.py─▶ states ─▶ grouped by key ─┐
                                                  ├─▶ reduced ─▶ state ─▶ update: the keys that had rows
     their state ─────────────────────────────────┘                │
-                                                                  └─▶ windows that are over ─▶ append: these
+                                                                  └─▶ closed windows ─▶ append: these
 
-At definition, Spark resolves it as its own aggregation, which gives the output's schema, and computes keys, panes and
-arguments before the shuffle; a pane is the window, unless windows overlap (`panes.py`)::
+At definition, Spark resolves the aggregation as its own, which gives the output's schema. Spark computes keys, panes
+and arguments before the shuffle; a pane is the window itself unless windows overlap (`panes.py`)::
 
     df ─▶ keys, start and end of the pane, arguments ─▶ shards ─▶ keys, window, aggregates
 """
@@ -52,7 +52,7 @@ from holdfast.spark_integration.transport.packed import quoted
 from holdfast.spark_integration.ttl.ends import Ends, microseconds, timestamps
 from holdfast.spark_integration.vectorised.arrays import shown_keys
 
-#: The key column of a window, and the column of the rows that says when it ends.
+#: The key column with a window's start, and the row column with its end.
 WINDOW_START, WINDOW_END = "window_start", "__holdfast_end"
 
 
@@ -60,19 +60,19 @@ WINDOW_START, WINDOW_END = "window_start", "__holdfast_end"
 class Window:
     """The windows of an aggregation."""
 
-    column: str  #: Of the output: a struct of start and end
+    column: str  #: The output column, a struct of start and end
     places: WindowPlaces
-    is_watched: bool  #: Whether there is a watermark, so that windows are over some time
+    is_watched: bool  #: Whether a watermark closes the windows
 
 
 @dataclass(frozen=True)
 class Aggregation(OperatorFunction):
     """The `ShardFunction` of aggregates by key."""
 
-    key_types: pa.Schema  #: As the output has them; with a window, its start is one of them
+    key_types: pa.Schema  #: In the output's types; includes a window's start
     accumulators: tuple[Accumulator, ...]
     output_types: pa.Schema
-    emits: Literal["append", "update"]  #: Windows that are over; or what has changed
+    emits: Literal["append", "update"]  #: "append": closed windows; "update": changed keys
     window: Window | None
 
     @cached_property
@@ -81,7 +81,7 @@ class Aggregation(OperatorFunction):
 
     @property
     def before_shuffle(self) -> PartialAggregation:
-        """How rows are aggregated before the shuffle."""
+        """The aggregation of rows before the shuffle."""
         places = self.window.places if self.window is not None and self.window.places.overlap else None
         return PartialAggregation(self.accumulators, self._state, WINDOW_END if self._has_ends else None, places)
 
@@ -113,7 +113,7 @@ class Aggregation(OperatorFunction):
         return ends.earliest_ms()
 
     def _with_rows(self, batch: ShardInput, transaction: Transaction, ends: Ends | None) -> tuple[Keys, pa.Table]:
-        """Add the rows to the state of their keys; return both."""
+        """Merge the rows into the state of their keys; return the keys and their states."""
         keys, order = batch.distinct_keys(self._state)
         found = transaction.get(STATE_TABLE, keys)
         stored = pa.Table.from_batches([take(found.values, np.flatnonzero(found.exists))])
@@ -126,7 +126,7 @@ class Aggregation(OperatorFunction):
         return keys, states
 
     def _over(self, ends: Ends, batch: ShardInput, transaction: Transaction) -> Iterator[pa.RecordBatch]:
-        """Remove windows that are over, and yield them in append mode."""
+        """Remove closed windows; in append mode, yield their results."""
         with transaction.deleting() as delete:
             for keys in ends.over(batch.counts):
                 delete(STATE_TABLE, keys)
@@ -147,7 +147,7 @@ class Aggregation(OperatorFunction):
 
 
 def into_window(columns: dict[str, pa.Array], name: str, end_us: IntArray) -> None:
-    """Turn the last column, the windows' starts, into Spark's windows: structs of start and end."""
+    """Replace the last column, the windows' starts, by Spark's windows: structs of start and end."""
     start = one_chunk(columns.popitem()[1])
     columns[name] = pa.StructArray.from_arrays([start, timestamps(end_us, start.type)], ["start", "end"])
 
@@ -159,25 +159,25 @@ _WINDOW_MARKS = ("spark.timeWindow", "spark.sessionWindow")
 
 @dataclass(frozen=True)
 class Aggregated:
-    """The input of an aggregation, as Spark has resolved it."""
+    """The input of an aggregation, resolved by Spark."""
 
-    df: DataFrame  #: Keys, the window's start and end if there is one, and arguments
+    df: DataFrame  #: Keys, a window's start and end, and arguments
     keys: list[Key]  #: Columns of `df`
     accumulators: tuple[Accumulator, ...]
-    output: StructType  #: As of Spark's own aggregation
+    output: StructType  #: The output of Spark's own aggregation
 
     @cached_property
     def is_timed(self) -> bool:
-        """Whether windows ever end: whether there is a watermark."""
+        """Whether a watermark closes windows."""
         return self.df.isStreaming and time_column_of(self.df) is not None
 
     def key_types(self, *more: str) -> pa.Schema:
-        """Return the types of the keys and, behind them, of other columns of `df`."""
+        """Return the types of the keys, followed by those of other columns of `df`."""
         return types_of_keys([*(key.field for key in self.keys), *(self.df.schema[name] for name in more)])
 
     @property
     def output_types(self) -> pa.Schema:
-        """The output in the types that the workers return."""
+        """The output's schema in the types that the workers return."""
         return arrow_schema(self.output, "the output", keep_not_null=True)
 
 
@@ -189,9 +189,9 @@ def aggregated(
     named: Mapping[str, Aggregate],
     pane: Column | None = None,
 ) -> Aggregated:
-    """Resolve an aggregation; raises Spark's errors, or `InvalidArgumentError` if holdfast lacks an aggregate.
+    """Resolve an aggregation. Raises Spark's errors, or `InvalidArgumentError` if holdfast lacks an aggregate.
 
-    `pane`: what rows have in place of their windows, if these may overlap.
+    `pane` replaces the window of each row if windows may overlap.
     """
     given: list[object] = [*positional, *named.values()]
     wrong = [one for one in given if not isinstance(one, Aggregate)]
@@ -222,17 +222,17 @@ def _require_plain(field: StructField) -> None:
     metadata = field.metadata or {}
     if any(mark in metadata for mark in _WINDOW_MARKS) or Watermark.of(field) is not None:
         raise InvalidArgumentError(
-            "state grouped by event time would never be over: use groupBy(…).window('at', '1 hour').agg(…) or "
+            "state grouped by event time would never expire: use groupBy(…).window('at', '1 hour').agg(…) or "
             "groupBy(…).session('at', '5 minutes').agg(…)",
             key=field.name,
         )
 
 
 def require_free(key: str, *taken: str) -> None:
-    """Refuse a key with the name of a column that holdfast adds."""
+    """Refuse a key named like a column that holdfast adds."""
     if key in taken or key.startswith("__holdfast_"):
         raise InvalidArgumentError(
-            "a key has the name of a column that holdfast adds: rename it, as in groupBy(F.col('a').alias('b'))",
+            "a key is named like a column that holdfast adds: rename it, as in groupBy(F.col('a').alias('b'))",
             key=key,
         )
 
@@ -240,7 +240,7 @@ def require_free(key: str, *taken: str) -> None:
 def _carried(
     df: DataFrame, keys: Sequence[Column], window: Column | None, aggregates: Sequence[Aggregate]
 ) -> tuple[DataFrame, list[str | None]]:
-    """Return the columns that the shards need, and which of them each aggregate takes."""
+    """Return the columns that the shards need, and each aggregate's input column among them."""
     arguments: dict[str, Column] = {}
     taken: list[str | None] = []
     of_name: dict[tuple[str, bool], str] = {}
@@ -253,7 +253,7 @@ def _carried(
             taken.append(of_name[given, aggregate.takes_hashes])
             continue
         name = f"{_ARGUMENT}{len(arguments)}"
-        # Within an expression, so that it does not carry the mark of a watermark.
+        # Wrapped in an expression, so that the column does not carry a watermark's mark.
         arguments[name] = F.coalesce(F.col(given) if isinstance(given, str) else given).alias(name)
         taken.append(name)
         if isinstance(given, str):
@@ -269,7 +269,7 @@ def _carried(
 
 
 def _hashed(df: DataFrame, aggregates: Sequence[Aggregate], columns: Sequence[str | None]) -> DataFrame:
-    """Replace the arguments that travel as hashes by Spark's hashes, and keep nulls."""
+    """Replace arguments sent as hashes by Spark's hashes; nulls stay null."""
     hashed = {name for aggregate, name in zip(aggregates, columns, strict=True) if name and aggregate.takes_hashes}
     for name in sorted(hashed):
         df = df.withColumn(name, F.when(F.col(name).isNotNull(), F.xxhash64(name)))
@@ -277,10 +277,10 @@ def _hashed(df: DataFrame, aggregates: Sequence[Aggregate], columns: Sequence[st
 
 
 def by_key(found: Aggregated, mode: Mode, name: str) -> DataFrame:
-    """Define ``groupBy(…).agg(…)``. Raises `InvalidArgumentError` if the mode is append, or a setting is wrong."""
+    """Define ``groupBy(…).agg(…)``. Raises `InvalidArgumentError` for append mode or an invalid setting."""
     if mode == "append":
         raise InvalidArgumentError(
-            "append mode shows a result once, when it is final, and without a window none ever is: use "
+            "append mode shows a result once it is final, and without a window no result is ever final: use "
             "outputMode='update', or groupBy(…).window(…)"
         )
     function = Aggregation(found.key_types(), found.accumulators, found.output_types, mode, None)
@@ -292,7 +292,7 @@ def by_window(found: Aggregated, places: WindowPlaces, mode: Mode, name: str) ->
     """Define ``groupBy(…).window(…).agg(…)``. Raises `InvalidArgumentError`; append mode needs a watermark."""
     if mode == "append" and found.df.isStreaming and not found.is_timed:
         raise InvalidArgumentError(
-            "append mode shows windows once they are over, which takes a watermark on their time column: "
+            "append mode shows windows once they close, which needs a watermark on their time column: "
             f"df.withWatermark('at', '10 seconds'); or use outputMode='update'{BEHIND_ANOTHER}"
         )
     start = found.df.schema[WINDOW_START]
@@ -307,7 +307,7 @@ def by_window(found: Aggregated, places: WindowPlaces, mode: Mode, name: str) ->
 
 @dataclass(frozen=True)
 class WindowedStream:
-    """A DataFrame grouped by key and by windows of time; see `GroupedStream.window`."""
+    """A DataFrame grouped by key and time window; see `GroupedStream.window`."""
 
     df: DataFrame
     grouping: Grouping
@@ -315,10 +315,10 @@ class WindowedStream:
     pane: Column
     places: WindowPlaces
 
-    if not TYPE_CHECKING:  # which know by themselves
+    if not TYPE_CHECKING:  # a type checker reports the missing method itself
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Say that agg is missing."""
+            """Raise an error that names the missing ``agg``."""
             raise has_no_result(self, name, "groupBy(…).window(…).agg(n=holdfast.count())")
 
     def agg(
@@ -328,19 +328,19 @@ class WindowedStream:
         name: str = "window",
         **named: Aggregate,
     ) -> DataFrame:
-        """Aggregate each key's rows of each window, as ``groupBy(…, F.window(…)).agg(…)`` does.
+        """Aggregate each key's rows per window, as ``groupBy(…, F.window(…)).agg(…)`` does.
 
         Parameters
         ----------
         *aggregates : Aggregate
-            With Spark's names, such as ``max(delay)``, or those that `Aggregate.alias` has given.
+            Named as Spark names them, such as ``max(delay)``, or by `Aggregate.alias`.
         outputMode : {"append", "update"}
-            Show a window once, when the watermark has passed its end; or whenever it changes. The query must be started
-            in the same mode.
+            Show a window once, after the watermark passes its end, or whenever it changes. Start the query in the same
+            mode.
         name : str
-            Name of the operator, which identifies its state for good. Unique in a query.
+            Name of the operator, which identifies its state for good. Unique within a query.
         **named : Aggregate
-            By column.
+            Aggregates by output column.
 
         Returns
         -------
@@ -350,9 +350,9 @@ class WindowedStream:
         Raises
         ------
         AnalysisException
-            As of Spark's own aggregation: no such column, or one of a wrong type.
+            As for Spark's own aggregation: if a column is missing or has the wrong type.
         InvalidArgumentError
-            No aggregate, append mode without a watermark, or a wrong name, mode or setting; nothing has run.
+            If there is no aggregate or, in append mode, no watermark, or if a name, mode or setting is invalid.
         """
         mode = checked_mode(outputMode)
         found = aggregated(self.df, self.grouping, self.window, aggregates, named, self.pane)
@@ -367,7 +367,7 @@ def windowed(
     slideDuration: str | None,
     startTime: str | None,
 ) -> WindowedStream:
-    """Group by windows; parameters and errors are those of Spark's `window`."""
+    """Group by windows; takes the parameters and raises the errors of Spark's `window`."""
     window = F.window(timeColumn, windowDuration, slideDuration, startTime)
     places = WindowPlaces.of(df.sparkSession, windowDuration, slideDuration, startTime)
     return WindowedStream(df, grouping, window, places.pane(timeColumn), places)

@@ -1,12 +1,12 @@
-"""``dropDuplicates(…)`` and ``dropDuplicatesWithinWatermark(…)``: each key's first row, and the key for a while.
+"""``dropDuplicates(…)`` and ``dropDuplicatesWithinWatermark(…)``: yield each key's first row and store the key.
 
 ::
 
-    rows ─▶ the first of each key ─▶ those without state ─▶ out
-                                            └─▶ state: until ─▶ forgotten once the clock has passed it
+    rows ─▶ the first row per key ─▶ keys without state ─▶ out
+                                            └─▶ state: until ─▶ forgotten once the clock passes it
 
-The clock passes a key's time between micro-batches, and duplicates in the micro-batch in which it does still count, as
-in Spark. With a time to live in event time, which Spark lacks, rows' own times decide instead::
+The clock moves between micro-batches; duplicates in the micro-batch that expires a key are still dropped, as in Spark.
+With a time to live in event time, which Spark lacks, the rows' own times decide instead::
 
     rows of a key    09:00   09:20             10:10   10:30        ttl of an hour
                        ▲ shown, until 10:00      ▲ shown, until 11:10
@@ -43,12 +43,12 @@ _LONG_AGO = np.iinfo(np.int64).min
 
 @dataclass(frozen=True)
 class Deduplication(OperatorFunction):
-    """The `ShardFunction` of Spark's deduplication, and of that in processing time."""
+    """The `ShardFunction` of Spark's deduplication, and of deduplication in processing time."""
 
     key_types: pa.Schema
     output_types: pa.Schema
-    ttl: Ttl | None  #: After which a key is forgotten; None for never
-    #: Whether a key without a time is never forgotten: where the time is a part of the key, and says alone when its
+    ttl: Ttl | None  #: Time after which a key is forgotten; None for never
+    #: Whether a key without a time is never forgotten: true if the time is part of the key and alone decides which
     #: duplicates are late
     keeps_without_time: bool = False
 
@@ -66,7 +66,7 @@ class Deduplication(OperatorFunction):
         ends = None if self.ttl is None else self.ttl.ends(transaction, batch.times)
         is_by_calls = self.ttl is not None and self.ttl.event_time is None
         if ends is not None and is_by_calls:
-            # The returning key is new, however long ago it expired.
+            # Expired keys are removed first: a returning key counts as new.
             self._forget(ends, batch, transaction)
         if batch.rows.num_rows:
             yield from self._with_rows(batch, transaction, ends)
@@ -77,7 +77,7 @@ class Deduplication(OperatorFunction):
         return self.ttl.next_call_ms(ends)
 
     def _with_rows(self, batch: ShardInput, transaction: Transaction, ends: Ends | None) -> Iterator[pa.RecordBatch]:
-        """Remember the rows' keys, and yield the first row of each new key."""
+        """Store the keys of the rows, and yield the first row of each new key."""
         keys, order = batch.distinct_keys(self._state)
         batch.counts.keys += len(keys)
         found = transaction.get(STATE_TABLE, keys)
@@ -95,12 +95,12 @@ class Deduplication(OperatorFunction):
         yield conform_output(shown, self.output_types, batch.operator)
 
     def _first_rows(self, batch: ShardInput, order: RowOrder, found: Found) -> tuple[IntArray, IntArray]:
-        """Return the ascending keys with a row to show, and that row; the last of a key counts."""
+        """Return the keys with rows to show, ascending, and these rows; a key's last row sets its expiry."""
         new = np.flatnonzero(~found.exists)
         return new, order.rows[order.first][new]
 
     def _until(self, rows: pa.Table, batch: ShardInput) -> pa.Array:
-        """Return when the keys of some rows are forgotten; null for never."""
+        """Return the expiry of each row's key; null for never."""
         if self.ttl is None:
             return pa.nulls(rows.num_rows, UNTIL.type)
         until = self.ttl.until(rows, batch.times)
@@ -109,13 +109,13 @@ class Deduplication(OperatorFunction):
         return pc.if_else(one_chunk(rows.column(self.ttl.event_time)).is_valid(), until, pa.scalar(None, UNTIL.type))
 
     def _forget(self, ends: Ends, batch: ShardInput, transaction: Transaction) -> None:
-        """Remove the keys whose time is up."""
+        """Remove expired keys."""
         for over in ends.over(batch.counts):
             transaction.delete(STATE_TABLE, over)
 
 
 class DeduplicationByTime(Deduplication):
-    """The `ShardFunction` of deduplication with a time to live of event time: rows' own times say which are new."""
+    """The `ShardFunction` of deduplication with a time to live in event time: rows' own times decide which are new."""
 
     def _first_rows(self, batch: ShardInput, order: RowOrder, found: Found) -> tuple[IntArray, IntArray]:
         assert self.ttl is not None
@@ -128,13 +128,13 @@ class DeduplicationByTime(Deduplication):
 
 
 def first_rows(key: IntArray, until: IntArray, stored: IntArray, ttl: int) -> tuple[IntArray, IntArray]:
-    """Return keys and rows, by key and time, that come while their key is not remembered: by `stored`, or `until`."""
+    """Return keys and rows, by key and time, that arrive after their key's expiry: `stored`, then `until`."""
     rows = np.lexsort((until, key))
     key, at = key[rows], until[rows] - ttl
     times, rank = np.unique(np.concatenate([at, until[rows], stored]), return_inverse=True)
     at_rank, until_rank, stored_rank = np.split(rank, [len(at), 2 * len(at)])
     place = key * len(times) + at_rank
-    after = np.searchsorted(place, key * len(times) + until_rank)  # of each row, the first that is new after it
+    after = np.searchsorted(place, key * len(times) + until_rank)  # per row, the next row that is new
     here = np.searchsorted(place, np.arange(len(stored)) * len(times) + stored_rank)
     of_key, found = np.arange(len(stored)), []
     while len(of_key):
@@ -148,12 +148,12 @@ def first_rows(key: IntArray, until: IntArray, stored: IntArray, ttl: int) -> tu
 
 
 def deduplicated(df: DataFrame, subset: Sequence[str] | None, ttl: str | None, name: str) -> DataFrame:
-    """Define ``dropDuplicates``; raises Spark's errors; `InvalidArgumentError` for a wrong setting, `ttl` or type."""
+    """Define ``dropDuplicates``. Raises Spark's errors; `InvalidArgumentError` for a bad setting, `ttl` or type."""
     _ = df.dropDuplicates(subset).schema  # type: ignore[arg-type]  # refuses what cannot be a subset
     kind = Deduplication if ttl is None else DeduplicationByTime
     time = time_column_of(df) if df.isStreaming else None
     rows = _rows(df, subset, time, None if ttl is None else duration_us(df, ttl), kind)
-    # With a watermark Spark drops late rows, whether keys are forgotten or not.
+    # With a watermark, Spark drops late rows even if keys are never forgotten.
     return operator_plan(rows, StructType(df.schema.fields), "append", name, is_timed=time is not None)
 
 
@@ -168,7 +168,7 @@ def _rows(
     is_in_key = time is not None and time.field.name in [key.field.name for key in keys.keys]
     is_late_then = ttl_us is None and is_in_key
     if is_late_then:
-        ttl_us = 0  # behind the watermark its duplicates are late
+        ttl_us = 0  # once the watermark passes the key, its duplicates are late
     kind, clock = (Deduplication, None) if time is None else (by_event_time, time.field.name)
     function = kind(
         types_of_keys([key.field for key in keys.keys]),

@@ -1,4 +1,4 @@
-"""Turns ``join`` and ``asof_join`` into definitions.
+"""Defines ``join`` and ``asof_join``.
 
 ::
 
@@ -31,7 +31,7 @@ from holdfast.spark_integration.spark_types import Watermark, arrow_schema, type
 from holdfast.spark_integration.transport.packed import quoted
 
 How = Literal["inner", "left", "right", "full"]
-#: Spark's names for them, without underscores.
+#: Spark's names of join types, without underscores.
 _HOW: dict[str, How] = {
     "inner": "inner",
     "left": "left",
@@ -46,48 +46,48 @@ _HOW: dict[str, How] = {
 
 @dataclass(frozen=True)
 class _Input:
-    """One of the two inputs."""
+    """One side of a join."""
 
     df: DataFrame
     keys: list[StructField]
-    time: StructField  #: The column of its watermark
+    time: StructField  #: The column with the watermark
     watermark: Watermark
 
     @property
     def columns(self) -> list[StructField]:
-        """The columns other than keys."""
+        """All columns but the keys."""
         keys = [key.name for key in self.keys]
         return [field for field in self.df.schema if field.name not in keys]
 
     @property
     def values(self) -> list[StructField]:
-        """The columns other than keys and time."""
+        """All columns but the keys and the time."""
         return [field for field in self.columns if field.name != self.time.name]
 
     @property
     def own(self) -> list[Column]:
-        """The values as they travel in rows of this side."""
+        """The value columns, for rows of this side."""
         return [quoted(field.name) for field in self.values]
 
     @property
     def nulls(self) -> list[Column]:
-        """Nulls in their place, in rows of the other side."""
+        """Nulls in place of the value columns, for rows of the other side."""
         return [F.lit(None).cast(field.dataType).alias(field.name) for field in self.values]
 
     def side(self, table: str, key_types: pa.Schema, **rules: bool) -> JoinSide:
-        """Return this input as shards see it; `rules` are further fields of `JoinSide`."""
+        """Return this side for the shards; `rules` are further fields of `JoinSide`."""
         time, *values = arrow_schema(StructType([self.time, *self.values]), "the input of a join")
         return JoinSide(table, key_types, time, pa.schema(values), **rules)
 
     def carried(self, left: list[Column], right: list[Column], watermark: Watermark, *, is_left: bool) -> DataFrame:
-        """Return its rows as they travel: beside the columns of one side, nulls in the other's."""
+        """Return this side's rows for the shuffle: the columns of both sides, with nulls for the other side's."""
         at = quoted(self.time.name).alias(AT, metadata={**watermark.metadata})
         keys = [quoted(key.name) for key in self.keys]
         return self.df.select(*keys, F.lit(is_left).alias(IS_LEFT), at, *left, *right)
 
 
 def joined(left: DataFrame, right: DataFrame, on: str | Sequence[str], within: str, how: str, name: str) -> DataFrame:
-    """Define ``join``. Raises `AnalysisException`, `PySparkTypeError` for a wrong key, else `InvalidArgumentError`."""
+    """Define ``join``. Raises `AnalysisException` or `PySparkTypeError` for a bad key, else `InvalidArgumentError`."""
     kind = _HOW.get(str(how).lower().replace("_", ""))
     if kind is None:
         raise InvalidArgumentError("how must be 'inner', 'left', 'right' or 'full'", how=repr(how))
@@ -96,7 +96,7 @@ def joined(left: DataFrame, right: DataFrame, on: str | Sequence[str], within: s
     within_us = duration_us(left, within, "within")
     watermark = _watermark(one, other)
     output = _output(one, other.columns, other.keys if kind == "right" else one.keys, kind)
-    later = watermark.later(-(-within_us // 1000) + BEYOND_MS)  # a row of `within` ago finds its match
+    later = watermark.later(-(-within_us // 1000) + BEYOND_MS)  # a row up to `within` older still finds its match
     output = _marked(output, [one.time.name, other.time.name], later)
     key_types = types_of_keys(one.keys)
     sides = Sides(
@@ -112,11 +112,11 @@ def joined(left: DataFrame, right: DataFrame, on: str | Sequence[str], within: s
 def asof_joined(
     left: DataFrame, right: DataFrame, on: str | Sequence[str], by: str, tolerance: str, name: str
 ) -> DataFrame:
-    """Define ``asof_join``; raises the errors of `joined`, and one if `by` is not both sides' watermark column."""
+    """Define ``asof_join``. Raises the errors of `joined`, also if `by` is not both sides' watermark column."""
     one, other = _inputs(left, right, on)
     if not one.time.name == other.time.name == by:
         raise InvalidArgumentError(
-            "by names the column that has the watermark on both sides: rename one, as in "
+            "by must name the column that has the watermark on both sides: rename one side's column, as in "
             f"holdfast.stream(df.withColumnRenamed({other.time.name!r}, {by!r}))",
             by=repr(by),
             left=one.time.name,
@@ -138,7 +138,7 @@ def asof_joined(
 
 
 def _rows(left: _Input, right: _Input, watermark: Watermark, function: ShardFunction) -> KeyedRows:
-    """Return the rows of both sides, whose times have one watermark."""
+    """Return the union of both sides' rows, with a common watermark."""
     rows = left.carried(left.own, right.nulls, watermark, is_left=True)
     df = rows.unionByName(right.carried(left.nulls, right.own, watermark, is_left=False))
     return KeyedRows(df, [Key(df.schema[key.name], quoted(key.name), key.name) for key in left.keys], function)
@@ -159,11 +159,11 @@ def _input(df: DataFrame, names: list[str], which: str) -> _Input:
             watermark=None if time is None else f"{time.field.name} {time.field.dataType.simpleString()}",
         )
     if any(not isinstance(name, str) for name in names):
-        raise InvalidArgumentError("on takes the names of columns that both sides have", on=names)
+        raise InvalidArgumentError("on takes names of columns that both sides have", on=names)
     keys = [key.field for key in resolve_keys(df, names).keys]
     if time.field.name in [key.name for key in keys]:
         raise InvalidArgumentError(
-            "the time of a join is compared by within, and cannot be a key, too: leave it out of on",
+            "within compares the time column of a join, so it cannot also be a key: leave it out of on",
             on=names,
             time=time.field.name,
         )
@@ -171,7 +171,7 @@ def _input(df: DataFrame, names: list[str], which: str) -> _Input:
 
 
 def _require_joinable(left: _Input, right: _Input, shown: list[StructField]) -> None:
-    """Check keys, and the columns that the output shows."""
+    """Check that the keys match and that no output column is repeated."""
     for one, other in zip(left.keys, right.keys, strict=True):
         types = one.dataType.simpleString(), other.dataType.simpleString()
         if (one.name, types[0]) != (other.name, types[1]):
@@ -192,13 +192,13 @@ def _require_joinable(left: _Input, right: _Input, shown: list[StructField]) -> 
 
 
 def _watermark(left: _Input, right: _Input) -> Watermark:
-    """Return the watermark that both sides' times share."""
+    """Return the common watermark of both sides."""
     held_back_ms = max(left.watermark.held_back_ms, right.watermark.held_back_ms)
     return Watermark(left.watermark.delay_ms, held_back_ms)
 
 
 def _output(left: _Input, right: list[StructField], keys: list[StructField], kind: How) -> StructType:
-    """Return the columns of Spark's join: the keys, the left side's, the right side's."""
+    """Return the columns of Spark's join: the keys, then the left side's columns, then the right side's."""
     columns = [
         *((key, kind == "full") for key in keys),
         *((field, kind in ("right", "full")) for field in left.columns),
@@ -208,7 +208,7 @@ def _output(left: _Input, right: list[StructField], keys: list[StructField], kin
 
 
 def _marked(output: StructType, times: list[str], watermark: Watermark) -> StructType:
-    """Return an output with watermark marks on these columns only."""
+    """Return the output with watermark marks on the `times` columns only."""
     marked = without_watermark(output)
     for time in times:
         marked[time].metadata = {**(marked[time].metadata or {}), **watermark.metadata}
@@ -217,14 +217,14 @@ def _marked(output: StructType, times: list[str], watermark: Watermark) -> Struc
 
 @dataclass(frozen=True)
 class JoinableStream:
-    """A DataFrame that can be joined with another; see `holdfast.stream`."""
+    """A DataFrame that can be joined; see `holdfast.stream`."""
 
     df: DataFrame
 
     def join(
         self, other: JoinableStream, on: str | Sequence[str], within: str, how: str = "inner", name: str = "join"
     ) -> DataFrame:
-        """Join with another stream on equal keys and near times, as ``DataFrame.join`` does with such a condition.
+        """Join with another stream on equal keys and close times, like ``DataFrame.join`` with a time condition.
 
         Parameters
         ----------
@@ -233,26 +233,26 @@ class JoinableStream:
         on : str or list of str
             The columns to be equal, which both sides have. As in SQL, null equals nothing.
         within : str
-            How far apart the times of two rows may be, such as ``"10 minutes"``: the times in the columns
+            The largest distance between the times of two rows, such as ``"10 minutes"``. Times are those in the columns
             that have the watermarks.
         how : {"inner", "left", "right", "full"}
-            Which rows come out, beside nulls, if nothing came near them: none, those of one side, or all. They come
-            once the watermark has passed their time by `within`. Spark's other names of these will do, too.
+            Which unmatched rows appear, filled with nulls: none, those of one side, or all. They appear after the
+            watermark passes their time by `within`. Spark's other names for these joins work too.
         name : str
             Name of the operator, which identifies its state for good. Unique in a query.
 
         Returns
         -------
         pyspark.sql.DataFrame
-            The keys, the left side's columns and those of the right side. Start the query in append mode.
+            The keys, the left side's columns and the right side's. Start the query in append mode.
 
         Raises
         ------
         AnalysisException, PySparkTypeError
             No such key, or an invalid one.
         InvalidArgumentError
-            A side is no stream with a watermark, keys have different types, both sides have a column of one name,
-            `within` is no duration, or a setting is wrong; nothing has run.
+            If a side is not a stream with a watermark, key types differ, both sides have a column with the same name,
+            `within` is not a duration, or a setting is invalid.
 
         Examples
         --------
@@ -264,7 +264,7 @@ class JoinableStream:
     def asof_join(
         self, other: JoinableStream, on: str | Sequence[str], by: str, tolerance: str, name: str = "asof_join"
     ) -> DataFrame:
-        """Put beside each row the other stream's latest row at or before its time, as ``pandas.merge_asof`` does.
+        """Join each row with the other stream's latest row at or before its time, as ``pandas.merge_asof`` does.
 
         Parameters
         ----------
@@ -273,9 +273,9 @@ class JoinableStream:
         on : str or list of str
             The columns to be equal, which both sides have. As in SQL, null equals nothing.
         by : str
-            The column of the times, which has the watermark on both sides.
+            The time column, which has the watermark on both sides.
         tolerance : str
-            How much older the right side's row may be at most, such as ``"1 hour"``.
+            The greatest age of the right side's row, relative to the left row, such as ``"1 hour"``.
         name : str
             Name of the operator, which identifies its state for good. Unique in a query.
 
@@ -283,14 +283,14 @@ class JoinableStream:
         -------
         pyspark.sql.DataFrame
             The keys, the left side's columns and the right side's, null without a match. Start the query in append
-            mode: a row comes once the watermark has reached its time.
+            mode: a row appears once the watermark reaches its time.
 
         Raises
         ------
         AnalysisException, PySparkTypeError
             No such key, or an invalid one.
         InvalidArgumentError
-            As of `join`, or `by` is not the column of both watermarks; nothing has run.
+            As for `join`; also if `by` is not the column of both watermarks.
 
         Examples
         --------

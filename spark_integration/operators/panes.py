@@ -1,20 +1,20 @@
-"""Overlapping windows by panes: Spark hands over a row once, however many windows it is in.
+"""Aggregates overlapping windows by panes, so that Spark sends each row once, not once per window.
 
 ::
 
     windows of 10 s every 4 s   [───────────────────)
                                         [───────────────────)
                                                 [───────────────────)
-    panes of 2 s                │   │   │   │   │ ▒ │   │   │   │   │     rows of ▒ are in all three
+    panes of 2 s                │   │   │   │   │ ▒ │   │   │   │   │     ▒ is in all three windows
 
-    rows ─▶ their panes ─▶ a state for each pane ─▶ one for each window of the pane ═shuffle═▶ `Aggregation`
+    rows ─▶ their panes ─▶ a state per pane ─▶ a state per window of the pane ═shuffle═▶ `Aggregation`
 
-A pane is as long as the greatest common divisor of length and slide, so that a window is a whole number of them. To
-Spark it is a window that no other overlaps. Windows are keys, each of a shard, so rows are told apart by window before
-the shuffle, but in Python, in columns.
+A pane's length is the greatest common divisor of length and slide, so that a window is a whole number of panes. To
+Spark a pane is a window that overlaps no other. Windows are part of the key, which selects the shard, so panes are
+expanded to windows before the shuffle, in Python, column by column.
 
-Spark's ``xxhash64`` of the key and the window follows from that of the key and the pane: the hash of the columns before
-is the seed of the last one's, and can be had from the result, since each step has an inverse.
+Spark's ``xxhash64`` of key and window is derived from that of key and pane: the hash of the preceding columns is the
+seed of the last column's hash. Each step of the hash is invertible, so the seed is computed from the result.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class WindowPlaces:
 
     @classmethod
     def of(cls, session: SparkSession, length: str, slide: str | None = None, start: str | None = None) -> WindowPlaces:
-        """Return the places of the windows that Spark's `window` makes of these durations; raises its errors."""
+        """Return the places of Spark's `window` for these durations. Raises Spark's errors."""
         length_us = after_1970(session, F.window("t", length), "end")
         apart = slide or length
         slide_us = length_us if slide is None else after_1970(session, F.window("t", slide), "end")
@@ -54,22 +54,22 @@ class WindowPlaces:
 
     @property
     def definition(self) -> str:
-        """What a restart must not change."""
+        """The definition that a restart must not change."""
         return f"length_us={self.length_us}, slide_us={self.slide_us}, start_us={self.start_us}"
 
     @property
     def overlap(self) -> bool:
-        """Whether a row may be in several windows, so that a pane is not a window itself."""
+        """Whether a row may be in several windows, so that a pane is smaller than a window."""
         return self.slide_us < self.length_us
 
     def pane(self, time: str | Column) -> Column:
-        """Return the pane of a time: to Spark a window like any other, which no other overlaps."""
+        """Return the pane of a time: to Spark, a window that overlaps no other."""
         pane_us = math.gcd(self.length_us, self.slide_us)
         length = f"{pane_us} microseconds"
         return F.window(time, length, length, f"{self.start_us % pane_us} microseconds")
 
     def windows_of(self, pane_us: IntArray) -> tuple[IntArray, IntArray]:
-        """Return each pane's windows, given where panes start: the pane's place, and where the window starts."""
+        """Return the windows of panes, given the panes' starts: the index of each window's pane, and its start."""
         last = pane_us - (pane_us - self.start_us) % self.slide_us
         windows = -((pane_us - last - self.length_us) // self.slide_us)
         pane = np.repeat(np.arange(len(windows)), windows)
@@ -78,7 +78,7 @@ class WindowPlaces:
 
 
 def hashed(seeds: HashArray, values: IntArray) -> HashArray:
-    """Return Spark's ``xxhash64`` of bigints or times, each with the hash of the columns before it as its seed."""
+    """Return Spark's ``xxhash64`` of bigints or times; the seed is the hash of the preceding columns."""
     found = _rotated(seeds + np.uint64(_P5 + _BYTES) ^ _round(values), 27) * np.uint64(_P1) + np.uint64(_P4)
     found = (found ^ found >> np.uint64(33)) * np.uint64(_P2)
     found = (found ^ found >> np.uint64(29)) * np.uint64(_P3)
@@ -86,7 +86,7 @@ def hashed(seeds: HashArray, values: IntArray) -> HashArray:
 
 
 def seeds_of(hashes: HashArray, values: IntArray) -> HashArray:
-    """Return the seeds with which these values have these hashes: the inverse of `hashed`."""
+    """Return the seeds for which these values have these hashes: the inverse of `hashed`."""
     found = (hashes ^ hashes >> np.uint64(32)) * np.uint64(_P3_INVERSE)
     found = (found ^ found >> np.uint64(29) ^ found >> np.uint64(58)) * np.uint64(_P2_INVERSE)
     found = ((found ^ found >> np.uint64(33)) - np.uint64(_P4)) * np.uint64(_P1_INVERSE)

@@ -1,12 +1,12 @@
-"""Aggregates a task's rows by key before the shuffle, where keys repeat. Spark's own aggregation always does.
+"""Aggregates a task's rows by key before the shuffle if keys repeat; Spark's own aggregation always does.
 
 ::
 
-    rows ─▶ do keys repeat? ─ yes ─▶ a state for each key ─┐
-                            ─ no ──▶ the rows ─────────────┴═shuffle═▶ states ─▶ `Aggregation`
+    rows ─▶ do keys repeat? ─ yes ─▶ a state per key ─────┐
+                            ─ no ──▶ the rows ────────────┴═shuffle═▶ states ─▶ `Aggregation`
 
-A window is one of the keys, so a late row never shares a state with one that is on time. Where windows overlap, rows
-come by pane, and are first aggregated by it: `holdfast.spark_integration.operators.panes`.
+The window is part of the key, so a late row never shares a state with a row that is on time. If windows overlap, rows
+are first aggregated by pane: `holdfast.spark_integration.operators.panes`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from holdfast.spark_integration.operators.panes import WindowPlaces, hashed, see
 from holdfast.spark_integration.transport.packed import BLOB_BYTES, HASH, keys_repeat
 from holdfast.spark_integration.ttl.ends import microseconds, timestamps
 
-#: Prefix of the columns that hold states among the received ones.
+#: Prefix of received columns that hold states.
 _STATE = "__holdfast_state."
-#: Windows that are made at once, at most: a pane may be in thousands.
+#: Upper limit of windows made at once: a pane may be in thousands of windows.
 _WINDOWS_AT_ONCE = 1 << 16
 
 
@@ -35,9 +35,9 @@ class PartialAggregation:
     """The `Combiner` of aggregates by key."""
 
     accumulators: tuple[Accumulator, ...]
-    state: TableSchema  #: Whose keys are columns of the rows
-    time: str | None  #: The column by which rows are late
-    places: WindowPlaces | None  #: Of windows that overlap: rows come with panes, the last key, in place of windows
+    state: TableSchema  #: Its keys are columns of the rows
+    time: str | None  #: The column that decides whether a row is late
+    places: WindowPlaces | None  #: For overlapping windows: the last key of rows is a pane, not a window
 
     def received(self, sent: pa.Schema) -> pa.Schema:
         states = [field.with_name(_STATE + field.name) for field in self.state.value]
@@ -67,9 +67,9 @@ class PartialAggregation:
         return pa.Table.from_arrays([*columns, *states.columns], schema=self.received(rows.schema))
 
     def _in_windows(self, batches: Iterable[pa.RecordBatch], places: WindowPlaces) -> Iterator[pa.RecordBatch]:
-        """Yield rows or, where panes repeat, the panes' states, in each of their windows."""
+        """Yield each row, or each pane's state if panes repeat, once per window."""
         keeps_order = any(one.is_by_arrival for one in self.accumulators)
-        are_states: bool | None = None  # as the first are: all that a task sends has one form
+        are_states: bool | None = None  # set by the first batches: a task sends either rows or states
         for some in _gathered(batches):
             if are_states is None:
                 are_states = not keeps_order and keys_repeat(some)
@@ -81,7 +81,7 @@ class PartialAggregation:
                 yield from self._of_panes(batch, places, windows_at_once)
 
     def _of_panes(self, panes: pa.RecordBatch, places: WindowPlaces, windows_at_once: int) -> Iterator[pa.RecordBatch]:
-        """Yield rows of panes in each of their windows, with the hash that Spark gives key and window."""
+        """Yield the rows of panes once per window, with Spark's hash of key and window."""
         start_name = self.state.key.names[-1]
         start = panes.column(start_name)
         pane_us = microseconds(start)
@@ -99,7 +99,7 @@ class PartialAggregation:
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Yield batches that have rows, together as many as make a blob full."""
+    """Yield groups of non-empty batches, each large enough to fill a blob."""
     held: list[pa.RecordBatch] = []
     held_bytes = 0
     for batch in batches:
@@ -114,5 +114,5 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch
 
 
 def received_states(types: pa.Schema, rows: pa.Table) -> pa.Table:
-    """Return the states among received rows."""
+    """Return the state columns of received rows."""
     return pa.Table.from_arrays([rows.column(_STATE + name) for name in types.names], schema=types)

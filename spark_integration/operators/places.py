@@ -1,4 +1,4 @@
-"""A key and a time as one number, which is sorted and searched several times faster than the two."""
+"""Encodes a key and a time as one number, which sorts and searches several times faster than the pair."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 from holdfast.backends.arrow.rows import IntArray
 
-#: Larger ones would not leave a bit of 63 for another mark.
+#: Upper limit of the numbers: leaves one of 63 bits for a mark.
 _MOST = 1 << 62
 
 
 class Places:
-    """Numbers that ascend with the key and, for one key, with the time; keys are numbered from 0.
+    """Numbers that ascend by key, then by time; keys are numbered from 0.
 
     ::
 
@@ -25,14 +25,14 @@ class Places:
         self._ranks = self._last - self._first + 1
         self._known: IntArray | None = None
         if keys * (self._ranks + 1) > _MOST:
-            # Not all times between: only those that there are.
+            # Rank only the times that occur, not the whole range.
             self._known = np.unique(times)
             self._ranks = len(self._known)
 
     def of(self, key: IntArray, at: IntArray, side: Literal["left", "right"] = "left") -> IntArray:
-        """Return the place of each key and time; `right`: behind all of that time, as in ``np.searchsorted``.
+        """Return the place of each key and time; `right` is after all equal times, as in ``np.searchsorted``.
 
-        Of a time that is not one of those given, it is the place before the next.
+        A time that was not given has the place before the next given time.
         """
         if self._known is not None:
             return key * (self._ranks + 1) + np.searchsorted(self._known, at, side)
@@ -41,6 +41,6 @@ class Places:
         return place
 
     def times(self, key: IntArray, places: IntArray) -> IntArray:
-        """Return the times at these places, given their keys."""
+        """Return the times at the given places of the given keys."""
         rank = places - key * (self._ranks + 1)
         return rank + self._first if self._known is None else self._known[rank]

@@ -1,22 +1,22 @@
-"""State of estimated counts and quantiles, for all keys at once.
+"""Accumulators of estimated distinct counts and percentiles.
 
 ::
 
     approx_count_distinct("user")        n.registers   [(register 3, rank 5), (17, 1), …]
     percentile_approx("delay", 0.9)      p.ranked      [(value -2.0, count 1, slack 0), (0.5, 40, 12), …]
 
-`Registers` are those of Spark's HyperLogLog++, which are all 0 at first: a hash's first bits choose one, and its rank
-is how many zeros follow, and 1; the largest is kept. Those that are not 0 are listed, each in one integer.
+`Registers` are those of Spark's HyperLogLog++, initially 0. A hash's first bits select a register; the hash's rank is
+the number of zeros that follow, plus 1. A register keeps the largest rank. State lists non-zero registers as integers.
 
-`Ranked` lists some of a key's values in order (Greenwald and Khanna, 2001). A ``count`` is how many values lie between
-the one listed before, exclusive, and this one, inclusive. A value's rank is at least the sum of the counts up to it, at
-most as much as its ``slack`` more. Two things keep each rank within n / accuracy of a listed value's::
+`Ranked` lists a sample of a key's values in order (Greenwald and Khanna, 2001). A value's ``count`` is the number of
+values after the previous listed value, up to and including this value. A value's rank is at least the sum of the counts
+up to it, and at most its ``slack`` more. Two rules keep each rank within n / accuracy of a listed value's rank::
 
-    merge      a value of one state may lie before or behind what another leaves out: slack grows by the most of that
-    compress   a value is left out while ``count + slack - 1`` of the next one kept is at most 2 ⌊n / accuracy⌋
+    merge      a value of one state may be on either side of values that the other omits: slack grows by their maximum
+    compress   a value is omitted while ``count + slack - 1`` of the next listed value is at most 2 ⌊n / accuracy⌋
 
-So two listed neighbours are at most 2 ⌊n / accuracy⌋ + 1 ranks apart, and each rank is within half of that of one of
-them. Leaving out values makes no other's rank less certain: nothing adds up from micro-batch to micro-batch.
+So the ranks of listed neighbours differ by at most 2 ⌊n / accuracy⌋ + 1, and each rank is within half of that of a
+neighbour. Omitting a value adds no uncertainty to other ranks: errors do not accumulate over micro-batches.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from holdfast.spark_integration.operators.accumulators import Accumulator, eleme
 from holdfast.spark_integration.vectorised.arrays import ranks
 from holdfast.spark_integration.vectorised.groups import Groups
 
-#: Behind a register's number, in the integer that holds both.
+#: Low bits of the integer, for the rank; the register's number is above them.
 _RANK_BITS = 6
-#: Of a register's number, so that both fit into a signed integer of 16 bits.
+#: Upper limit of a register number's bits for number and rank to fit into a signed 16-bit integer.
 _FEW_BITS = 9
 
 
 @dataclass(frozen=True)
 class Registers(Accumulator):
-    """Spark's estimate of how many values are distinct, by their hashes."""
+    """Spark's estimate of the number of distinct values, from their hashes."""
 
-    bits: int  #: Of a register's number
+    bits: int  #: Bits of a register's number
 
     @property
     def _type(self) -> pa.DataType:
@@ -56,7 +56,7 @@ class Registers(Accumulator):
     def lift(self, values: pa.Array) -> list[pa.Array]:
         hashes = values.drop_null().to_numpy().view(np.uint64)
         rest = (hashes << np.uint64(self.bits)) | np.uint64(1 << (self.bits - 1))
-        # Without the bit below its first one, no number is rounded up to the next power of 2.
+        # Clear the bit below each set bit, so that no number is rounded up to the next power of 2.
         length = np.frexp((rest & ~(rest >> np.uint64(1))).astype(np.float64))[1]
         register = (hashes >> np.uint64(64 - self.bits)).astype(np.int64)
         return [self._lists(values.is_valid().to_numpy(zero_copy_only=False), register << _RANK_BITS | (65 - length))]
@@ -81,10 +81,10 @@ class Registers(Accumulator):
         return pa.array(np.floor(estimate + 0.5).astype(np.int64))
 
     def _without_bias(self, raw: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return the number of values whose expected raw estimate is this one."""
+        """Return the number of values whose expected raw estimate equals the given estimate."""
         m = 1 << self.bits
         per_register, rank = np.linspace(0, 6, 601), np.arange(64)[:, np.newaxis]
-        # The expected value of 0.5**rank, from the chance that no value of a register has a larger one.
+        # The expected value of 0.5**rank, from the probability that no value of a register has a larger rank.
         expected = (np.exp(-per_register * 0.5**rank) * 0.5 ** (rank + 1)).sum(axis=0)
         return np.interp(raw, _RAW * m / expected, per_register * m)
 
@@ -92,17 +92,17 @@ class Registers(Accumulator):
         return lists(lengths, pa.array(registers, self._type.value_type), self._type)
 
 
-#: By `Registers.bits`, the published constants for few registers; and 1 / (2 ln 2), for infinitely many.
+#: The published constants for few registers, by `Registers.bits`; and 1 / (2 ln 2), the limit for many registers.
 _ALPHA, _RAW = {4: 0.673, 5: 0.697, 6: 0.709}, 0.5 / np.log(2)
 
 
 @dataclass(frozen=True)
 class Ranked(Accumulator):
-    """Values whose ranks are those asked for, or off by at most a fraction 1 / accuracy of all."""
+    """The values at the requested percentiles; a rank is off by at most 1 / accuracy of the values."""
 
-    type: pa.DataType  #: Of a value
-    shown: pa.DataType  #: Of the result: the value, or a list of one for each percentage
-    percentages: tuple[float, ...]  #: As fractions of 1
+    type: pa.DataType  #: The type of a value
+    shown: pa.DataType  #: The type of the result: a value, or a list with a value per percentage
+    percentages: tuple[float, ...]  #: Fractions from 0 to 1
     accuracy: int
 
     @property
@@ -127,7 +127,7 @@ class Ranked(Accumulator):
         order = np.lexsort([ranks(values), group])
         group, count, slack = group[order], count[order], slack[order]
         first, last = np.diff(group, prepend=-1) != 0, np.diff(group, append=-1) != 0
-        slack[first | last] = 0  # the smallest value and the largest one are never left out
+        slack[first | last] = 0  # the smallest and largest values are always listed
         up_to = np.cumsum(count)
         room = 2 * (np.bincount(group, count, len(groups)) // self.accuracy).astype(np.int64)[group]
         begins = np.maximum.accumulate(np.where(first, np.arange(len(first)), 0))
@@ -161,18 +161,18 @@ class Ranked(Accumulator):
 
 
 def _ranked(states: pa.Array) -> tuple[IntArray, pa.Array, IntArray, IntArray]:
-    """Return each value's state, the values, their counts and their slack."""
+    """Return each value's state number, the values, their counts and their slacks."""
     of, items = elements(states)
     values, count, slack = items.flatten()
     return of, values, count.to_numpy(), slack.to_numpy()
 
 
 def _linked(kept: BoolArray, before: IntArray) -> BoolArray:
-    """Return the kept places, with their predecessors, the predecessors of these, and so on."""
+    """Return the kept places with all of their direct and indirect predecessors."""
     while True:
         more = kept.copy()
         more[before[kept]] = True
         if np.array_equal(more, kept):
             return kept
-        # Twice as far in each round.
+        # Each round doubles the distance.
         kept, before = more, before[before]

@@ -3,23 +3,23 @@
 ::
 
     rows ──────────────────┐
-                           ├─▶ ranked by key ─▶ the first n ─▶ state ─▶ list: of the keys whose list has changed
+                           ├─▶ ranked by key ─▶ the first n ─▶ state ─▶ list: the changed lists
     the stored lists ──────┘                        │
-                                                    └─▶ changes: what has left the list, and what has entered it
+                                                    └─▶ changes: rows that left or entered the list
 
-State has one row for each place, under key and place::
+State has one row per key and place::
 
     item   place   price   bidder
     "tea"  1       30      "bob"
     "tea"  2       25      "dan"
 
-A row that has been pushed out is gone: it does not come back when those before it are forgotten.
+A row pushed out of the list is gone: it does not come back when the rows ahead of it expire.
 
-``groupBy(…).latest(by="at")`` keeps one row a key, found by the key alone::
+``groupBy(…).latest(by="at")`` keeps one row per key, stored under the key alone::
 
-    rows ─▶ the newest of each key ─┐
-                                    ├─▶ the newer one ─▶ state ─▶ the keys whose row is another
-    the stored row of these keys ───┘
+    rows ─▶ the newest per key ─────┐
+                                    ├─▶ the newer row ─▶ state ─▶ the changed rows
+    the stored rows of these keys ──┘
 """
 
 from __future__ import annotations
@@ -70,25 +70,25 @@ from holdfast.spark_integration.ttl.ends import (
 )
 from holdfast.spark_integration.vectorised.arrays import best_rows, comparable, ranks, shown_keys, without_views
 
-#: The last key column, from 1 on; shown with lists.
+#: The last key column, which starts at 1; shown with lists.
 PLACE = "place"
-#: What has become of a row, shown with changes.
+#: The column with a row's change; shown with changes.
 CHANGE_TYPE = "change_type"
 Emits = Literal["list", "changes"]
 
 
 @dataclass(frozen=True)
 class Top(OperatorFunction):
-    """The `ShardFunction` of the first rows."""
+    """The `ShardFunction` of ``top``."""
 
-    #: Of the grouping keys, and of the other columns of the rows
+    #: The types of the grouping keys, and of the other columns
     key_types: pa.Schema
     value_types: pa.Schema
     output_types: pa.Schema
     ranking: Ranking
-    places: int  #: How many rows of a key are kept
+    places: int  #: The number of rows kept per key
     emits: Emits
-    ttl: Ttl | None  #: How long a key is remembered after the newest row in its list; None for ever
+    ttl: Ttl | None  #: Time to live of a key after its list's newest row; None for ever
 
     @cached_property
     def _state(self) -> TableSchema:
@@ -103,7 +103,7 @@ class Top(OperatorFunction):
         return {SEVERAL: self._state, **(Ends.tables(self.key_types) if self.ttl else {})}
 
     def configuration(self) -> Mapping[str, str]:
-        # Not the number of places: a longer list fills with the next rows.
+        # The number of places may change: a longer list fills with the next rows.
         return {"operator": "top", "ranking": self.ranking.definition}
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
@@ -116,7 +116,7 @@ class Top(OperatorFunction):
         return None if self.ttl is None or ends is None else self.ttl.next_call_ms(ends)
 
     def _forget(self, ends: Ends, entries: EntryRows, batch: ShardInput, transaction: Transaction) -> None:
-        """Remove the lists whose time is up."""
+        """Remove expired lists."""
         with transaction.deleting() as delete:
             for keys in ends.over(batch.counts):
                 order = order_rows(keys.hashes, keys.columns)
@@ -128,11 +128,11 @@ class Top(OperatorFunction):
     def _with_rows(
         self, batch: ShardInput, transaction: Transaction, entries: EntryRows, ends: Ends | None
     ) -> Iterator[pa.RecordBatch]:
-        """Rank the rows among the stored ones of their keys; yield the changes."""
+        """Rank the rows among their keys' stored rows; yield the changes."""
         keys, by_key = batch.distinct_keys(self._grouping)
         batch.counts.keys += len(keys)
         stored = _Listed.of(entries.scan(keys), self._state)
-        key = np.concatenate([stored.key, by_key.key_of_row])  # of equal rows, a stored one stands first
+        key = np.concatenate([stored.key, by_key.key_of_row])  # among equal rows, stored rows come first
         order = self.ranking.order(key, pa.Table.from_batches([stored.values]), batch.rows)
         begins = np.flatnonzero(order.first)
         place = np.arange(1, len(order.rows) + 1) - begins[np.cumsum(order.first) - 1]
@@ -154,7 +154,7 @@ class Top(OperatorFunction):
         yield self._shown(batch, keys, stored, left, now)
 
     def _listed(self, batch: ShardInput, stored: _Listed, key: IntArray, source: IntArray, place: IntArray) -> _Listed:
-        """Return the new lists; `source` counts stored rows first, then the micro-batch's."""
+        """Return the new lists; `source` numbers the stored rows first, then the micro-batch's rows."""
         is_new = source >= len(stored)
         rows = take_rows(batch.rows.to_batches(), source[is_new] - len(stored))
         own = rows.select(self.value_types.names)
@@ -167,7 +167,7 @@ class Top(OperatorFunction):
         return _Listed(key[source], place, before, take(values, at))
 
     def _store(self, transaction: Transaction, entries: EntryRows, keys: Keys, stored: _Listed, now: _Listed) -> None:
-        """Write rows whose place has changed, and remove places that a list no longer has."""
+        """Write rows whose place changed, and delete places beyond the end of a list."""
         moved = np.flatnonzero(now.place != now.before)
         transaction.put(SEVERAL, now.whole_keys(entries, keys, moved), take(now.values, moved))
         size = np.bincount(now.key, minlength=len(keys))[stored.key]
@@ -190,10 +190,10 @@ class Top(OperatorFunction):
 
 @dataclass(frozen=True)
 class _Listed:
-    """Rows in the lists of some keys."""
+    """Rows in the lists of several keys."""
 
-    key: IntArray  #: Number of each row's key
-    #: Its place, and its former one; 0 for none
+    key: IntArray  #: The number of each row's key
+    #: Each row's place, and its former place or 0
     place: IntArray
     before: IntArray
     values: pa.RecordBatch  #: As stored
@@ -203,7 +203,7 @@ class _Listed:
 
     @classmethod
     def of(cls, entries: Iterable[Entries], schema: TableSchema) -> Self:
-        """Return stored rows."""
+        """Return the stored rows of `entries`."""
         found = list(entries)
         places = [some.own_keys.column(0).to_numpy().astype(np.int64) for some in found]
         place = np.concatenate([np.zeros(0, np.int64), *places])
@@ -211,11 +211,11 @@ class _Listed:
         return cls(key, place, place, pa.concat_batches([null_rows(schema.value, 0), *(some.values for some in found)]))
 
     def whole_keys(self, entries: EntryRows, keys: Keys, rows: IntArray) -> Keys:
-        """Return the keys under which some of them are stored."""
+        """Return the state keys of the given rows."""
         return entries.keys_of(keys.take(self.key[rows]), pa.table({PLACE: pa.array(self.place[rows], pa.int32())}))
 
     def until_us(self, keys: int, *, without_rows: int = NEVER) -> IntArray:
-        """Return when each key is forgotten."""
+        """Return each key's expiry."""
         until = np.full(keys, -1)
         np.maximum.at(until, self.key, until_us(self.values.column(UNTIL.name)))
         return np.where(until < 0, without_rows, until)
@@ -223,14 +223,14 @@ class _Listed:
 
 @dataclass(frozen=True)
 class Latest(OperatorFunction):
-    """The `ShardFunction` of the newest rows."""
+    """The `ShardFunction` of ``latest``."""
 
-    #: Of the keys, and of the other columns of the rows
+    #: The types of the keys, and of the other columns
     key_types: pa.Schema
     value_types: pa.Schema
     output_types: pa.Schema
-    ranking: Ranking  #: With the newest row of a key first
-    ttl: Ttl | None  #: None if keys are remembered for ever
+    ranking: Ranking  #: Ranks a key's newest row first
+    ttl: Ttl | None  #: None to keep keys for ever
 
     @cached_property
     def state(self) -> TableSchema:
@@ -251,12 +251,12 @@ class Latest(OperatorFunction):
         return None if self.ttl is None or ends is None else self.ttl.next_call_ms(ends)
 
     def _with_rows(self, batch: ShardInput, transaction: Transaction, ends: Ends | None) -> Iterator[pa.RecordBatch]:
-        """Store and yield the rows that are newer than the stored ones."""
+        """Store and yield the rows that are newer than the stored rows."""
         keys, by_key = batch.distinct_keys(self.state)
         batch.counts.keys += len(keys)
         found = transaction.get(STATE_TABLE, keys)
         stored = pa.Table.from_batches([take(found.values, np.flatnonzero(found.exists))])
-        # Of equal rows, the stored one stands first.
+        # Among equal rows, the stored row comes first.
         newest = self.ranking.newest(by_key.with_stored(found.exists), batch.rows, stored)
         new = np.flatnonzero(newest < batch.rows.num_rows)
         if not len(new):
@@ -279,7 +279,7 @@ class NewestRows:
     """The `Combiner` of `Latest`."""
 
     state: TableSchema
-    key_columns: tuple[str, ...]  #: Of the rows
+    key_columns: tuple[str, ...]  #: The key columns of the rows
     ranking: Ranking
 
     def received(self, sent: pa.Schema) -> pa.Schema:
@@ -300,25 +300,25 @@ class NewestRows:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Columns to rank by."""
+    """The columns to rank by."""
 
     columns: tuple[str, ...]
-    ascending: tuple[bool, ...]  #: For each, whether its smallest value comes first
+    ascending: tuple[bool, ...]  #: Per column, whether the smallest value comes first
 
     @property
     def definition(self) -> str:
-        """What a restart must not change."""
+        """The definition that a restart must not change."""
         pairs = zip(self.columns, self.ascending, strict=True)
         return ", ".join(f"{name} {'asc' if ascends else 'desc'}" for name, ascends in pairs)
 
     def newest(self, order: RowOrder, *rows: pa.Table) -> IntArray:
-        """Return the row of each key that ranks first, given the order of rows by key: of equal ones the first."""
+        """Return each key's first-ranked row, given the order of rows by key; among equal rows, the first."""
         for column, ascends in zip(self._taken(*rows).columns, self.ascending, strict=True):
             order = best_rows(order, comparable(column), largest=not ascends)
         return order.rows[order.first]
 
     def order(self, key: IntArray, *rows: pa.Table) -> RowOrder:
-        """Return rows by key, then by rank. `key` is the number of each row's key."""
+        """Return the order of rows by key, then by rank. `key` is the number of each row's key."""
         signs = [1 if ascends else -1 for ascends in self.ascending]
         by = [sign * ranks(column) for column, sign in zip(self._taken(*rows).columns, signs, strict=True)]
         order = np.lexsort([*reversed(by), key])
@@ -327,7 +327,7 @@ class Ranking:
         return RowOrder(order, first)
 
     def _taken(self, *rows: pa.Table) -> pa.Table:
-        """Return the columns of several tables' rows, one behind the other."""
+        """Return the ranking columns of several tables, concatenated."""
         tables = []
         for some in rows:
             columns = [without_views(some.column(name)) for name in self.columns]
@@ -335,18 +335,18 @@ class Ranking:
         return pa.concat_tables(tables)
 
 
-#: What Spark shows with a place, or with a change.
+#: The output column that the operator adds, by `emit`.
 _SHOWN = {"list": StructField(PLACE, IntegerType(), False), "changes": StructField(CHANGE_TYPE, StringType(), False)}
 _MOST_PLACES = 1_000_000
 
 
 @dataclass(frozen=True)
 class _Ranked:
-    """The input of a ranking: rows with keys and other columns."""
+    """The input of ``top`` or ``latest``: rows with keys and other columns."""
 
     df: DataFrame
     grouping: Grouping
-    others: StructType  #: The columns that are no keys
+    others: StructType  #: The columns that are not keys
     ttl: Ttl | None
 
     @classmethod
@@ -376,7 +376,7 @@ class _Ranked:
         for name in [*names, *([UNTIL.name] if self.ttl else [])]:
             if name in taken:
                 raise InvalidArgumentError(
-                    "an input column has the name of a column that the operator adds: rename it, as in "
+                    "an input column is named like a column that the operator adds: rename it, as in "
                     "df.withColumnRenamed('a', 'b')",
                     column=name,
                 )
@@ -384,17 +384,17 @@ class _Ranked:
     def ranking(self, by: object, ascending: object) -> Ranking:
         given = [by] if isinstance(by, str) else by
         if not isinstance(given, Sequence) or not given or not all(isinstance(name, str) for name in given):
-            raise InvalidArgumentError("by is a column's name or a list of names", given=repr(by))
+            raise InvalidArgumentError("by must be a column name or a list of names", given=repr(by))
         directions = [ascending] * len(given) if isinstance(ascending, bool) else ascending
         if not isinstance(directions, Sequence) or [type(one) for one in directions] != [bool] * len(given):
             raise InvalidArgumentError(
-                "ascending must be True or False, or one for each column of by", given=repr(ascending)
+                "ascending must be True or False, or a list with one of them per column of by", given=repr(ascending)
             )
         return Ranking(tuple(map(self._ranked_by, given)), tuple(directions))
 
     def _ranked_by(self, name: str) -> str:
-        """Return the input's name of a column to rank by."""
-        _ = self.df.select(quoted(name)).schema  # refuses what is no column
+        """Return the input's spelling of the name of a ranking column."""
+        _ = self.df.select(quoted(name)).schema  # raises if there is no such column
         fold = name_folding(self.df)
         found = [f for f in self.others if f.name == name] or [f for f in self.others if fold(f.name) == fold(name)]
         if not found:
@@ -403,7 +403,7 @@ class _Ranked:
         is_plain = isinstance(t, AtomicType) and not isinstance(t, NullType)
         if not is_plain or (isinstance(t, StringType) and t != StringType()):
             raise InvalidArgumentError(
-                "rows are ranked by numbers, text, bytes, booleans, dates and times: compute one of these first, as in "
+                "rows can be ranked by numbers, text, bytes, booleans, dates and times: add such a column, as in "
                 "df.withColumn('rank', …)",
                 column=name,
                 type=t.simpleString(),
@@ -412,7 +412,7 @@ class _Ranked:
 
     @property
     def is_timed(self) -> bool:
-        """Whether keys are forgotten by the watermark, so that late rows are dropped."""
+        """Whether the watermark expires keys, so that late rows are dropped."""
         return self.ttl is not None and self.ttl.event_time is not None
 
     def rows(self, function: ShardFunction) -> KeyedRows:
@@ -455,7 +455,7 @@ def latest_rows(
     types = arrow_schema(output, "the output", keep_not_null=True)
     function = Latest(ranked.key_types, ranked.value_types, types, ranking, ranked.ttl)
     rows = ranked.rows(function)
-    if not ranked.is_timed:  # else the newest row may be late, and the one before it not
+    if not ranked.is_timed:  # otherwise the newest row may be late while an older row is not
         columns = tuple(key.column for key in grouping.keys)
         rows = replace(rows, combiner=NewestRows(function.state, columns, ranking))
     return operator_plan(rows, output, checked_mode(outputMode), name, is_timed=ranked.is_timed)
