@@ -222,7 +222,7 @@ def _require_plain(field: StructField) -> None:
     metadata = field.metadata or {}
     if any(mark in metadata for mark in _WINDOW_MARKS) or Watermark.of(field) is not None:
         raise InvalidArgumentError(
-            "state grouped by event time would never expire: use groupBy(…).window('at', '1 hour').agg(…) or "
+            "state grouped by event time would never be over: use groupBy(…).window('at', '1 hour').agg(…) or "
             "groupBy(…).session('at', '5 minutes').agg(…)",
             key=field.name,
         )

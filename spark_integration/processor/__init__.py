@@ -1,1 +1,1 @@
-"""``transformWithState``: Spark's `StatefulProcessor` on state tables, read and written for many keys at once."""
+"""``transformWithState``: Spark's `StatefulProcessor` on state tables, accessed for many keys at once."""

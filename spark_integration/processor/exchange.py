@@ -1,6 +1,6 @@
-"""What differs between the two APIs: how a processor sees rows and keys, and what it returns.
+"""Converts rows, keys and output between Arrow and the two processor APIs.
 
-``transformWithState`` shows and takes `Row` objects, ``transformWithStateInPandas`` frames.
+``transformWithState`` passes and takes `Row` objects, ``transformWithStateInPandas`` pandas DataFrames (frames).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ KeyTuple = tuple[Any, ...]
 
 
 def python_columns(rows: pa.Table, timezone: str) -> list[list[Any]]:
-    """Return each column as Arrow's Python values, with timestamps in the session's time zone."""
+    """Convert each column to Python values as Arrow does, with timestamps in the session's time zone."""
     columns = []
     for name, chunked in zip(rows.column_names, rows.columns, strict=True):
         column = one_chunk(chunked)
@@ -68,7 +68,7 @@ class KeyRowObjects(KeySlabs[Row]):
 
 
 def named_values(row: Any) -> dict[str, Any]:
-    """Return the columns of a processor's row. Raises Spark's `AttributeError` or `PySparkTypeError`."""
+    """Return a row's values by column name. Raises Spark's `AttributeError` or `PySparkTypeError`."""
     try:
         columns: dict[str, Any] = row.asDict(True)
     except AttributeError as exc:
@@ -77,15 +77,15 @@ def named_values(row: Any) -> dict[str, Any]:
 
 
 class OutputRows:
-    """Converts many keys' output rows together, `rows_each` at a time; `failed_key` names a failed one."""
+    """Converts the output rows of many keys, `rows_each` at a time; `failed_key` is the key of a row that fails."""
 
     def __init__(self, schema: StructType, rows_each: int) -> None:
         self._arrow = arrow_schema(schema, "outputStructType", keep_not_null=True)
         self._names = schema.names
-        #: Of a row made with its names, and of one made by a row of names.
+        #: Field names of ``Row(n=1)``, a list, and of ``Row('n')(1)``, a tuple.
         self._as_declared = self._names, tuple(self._names)
         self._is_flat = not any(isinstance(f.dataType, (ArrayType, MapType, StructType)) for f in schema)
-        # Spark converts a key's rows before it calls the next key, which may then change what they hold.
+        # Spark converts a key's rows before the next key's call, which may change objects that the rows share.
         self._copied = copier(schema)
         self._rows_each = rows_each
         self._rows: list[tuple[Any, ...]] = []
@@ -93,7 +93,7 @@ class OutputRows:
         self.failed_key: tuple[Any, ...] | None = None
 
     def add_all(self, returned: Any, key: tuple[Any, ...]) -> Iterator[pa.RecordBatch]:
-        """Iterate over a processor's output for a key; yield batches as they fill."""
+        """Add a processor's output for a key; yield batches as they fill."""
         rows, keys, is_flat, copied = self._rows, self._keys, self._is_flat, self._copied
         for row in returned:
             is_ready = row.__class__ is Row and is_flat and getattr(row, "__fields__", ()) in self._as_declared
@@ -113,17 +113,17 @@ class OutputRows:
         missing = [name for name in self._names if name not in row]
         if missing:
             raise SchemaMismatchError(
-                "the processor returned a row without a column that outputStructType declares: give None for null",
+                "the processor returned a row without a column that outputStructType declares: use None for null",
                 missing=missing,
                 given=sorted(map(str, row)),
             )
         return tuple(row[name] for name in self._names)
 
     def _converted(self, rows: list[tuple[Any, ...]], keys: list[tuple[Any, ...]]) -> pa.RecordBatch:
-        """Convert rows together; if that fails, halve them until the row that fails by itself is found."""
+        """Convert the rows together; if that fails, bisect to find the row that fails."""
         try:
             return self._convert(rows)
-        except Exception:  # raised by Arrow, or by the values themselves
+        except Exception:  # from Arrow or from methods of the values
             if len(rows) == 1:
                 self.failed_key = keys[0]
                 raise
@@ -141,23 +141,23 @@ class OutputRows:
 
 
 class ProcessorOutput(GatheredOutput, Protocol):
-    """Gathers a processor's output for many keys."""
+    """Collects a processor's output for many keys."""
 
     def add_all(self, returned: Any, key: KeyTuple) -> Iterator[pa.RecordBatch]:
-        """Iterate over its output for a key; yield batches as they fill."""
+        """Add the output for a key; yield batches as they fill."""
 
 
 class Exchange(Protocol):
-    """How rows, keys and output look; travels to the workers."""
+    """The form of rows, keys and output in one API; sent to the workers."""
 
     def slabs(self, rows: pa.Table, order: KeyOrder) -> KeySlabs[Any]:
-        """Return the rows by key, in the pieces that ``handleInputRows`` iterates over."""
+        """Return the rows by key, in the form that ``handleInputRows`` iterates over."""
 
     def keys(self, shown: pa.Table) -> list[KeyTuple]:
-        """Return keys as ``handleInputRows`` gets them."""
+        """Return keys in the form that ``handleInputRows`` takes."""
 
     def output(self) -> ProcessorOutput:
-        """Return the output's collector."""
+        """Return a new collector of output."""
 
 
 @dataclass(frozen=True)
@@ -165,8 +165,8 @@ class RowExchange:
     """The exchange of ``transformWithState``: `Row` objects."""
 
     output_schema: StructType
-    timezone: str  #: The session's
-    rows_each: int  #: How many rows are converted at once
+    timezone: str  #: The session's time zone
+    rows_each: int  #: Rows per conversion
 
     def slabs(self, rows: pa.Table, order: KeyOrder) -> KeySlabs[Any]:
         return KeyRowObjects(rows, order.rows, order.starts, self.rows_each, self.timezone)
@@ -178,7 +178,7 @@ class RowExchange:
         return OutputRows(self.output_schema, self.rows_each)
 
     def beside_initial_state(self) -> RowExchange:
-        """Return the exchange of an initial state, and of the micro-batch that it comes with."""
+        """Return the exchange for an initial state and the first micro-batch."""
         return self
 
 
@@ -187,9 +187,9 @@ class FrameExchange:
     """The exchange of ``transformWithStateInPandas``: frames."""
 
     output_schema: StructType
-    frame_format: FrameFormat  #: Of the output
+    frame_format: FrameFormat  #: The output's format
     rows_each: int  #: Maximum rows per frame
-    #: Whether frames and keys are made of Python's values
+    #: Whether frames and keys are built from Python values
     made_anew: bool = field(default_factory=spark_versions.makes_frames_anew)
 
     def slabs(self, rows: pa.Table, order: KeyOrder) -> KeySlabs[Any]:
@@ -202,7 +202,7 @@ class FrameExchange:
         return list(zip(*map(self._key_column, shown.column_names, shown.columns), strict=True))
 
     def _key_column(self, name: str, column: pa.ChunkedArray) -> list[Any]:
-        """Return Python's values; times as pandas has them, timestamps without a zone, in the session's time."""
+        """Return Python values; times are pandas values, timestamps without a zone, in the session's time zone."""
         if pa.types.is_nested(column.type):
             return [value for (value,) in key_tuples(pa.table({name: column}), self.frame_format)]
         if pa.types.is_timestamp(column.type) or pa.types.is_duration(column.type):
@@ -215,7 +215,7 @@ class FrameExchange:
         return values
 
     def beside_initial_state(self) -> FrameExchange:
-        """Return the exchange of an initial state, and of the micro-batch that it comes with."""
+        """Return the exchange for an initial state and the first micro-batch."""
         return replace(self, made_anew=spark_versions.makes_frames_anew(beside_initial_state=True))
 
     def output(self) -> ProcessorOutput:
@@ -223,9 +223,9 @@ class FrameExchange:
 
 
 class _ProcessorFrames(OutputFrames):
-    """Takes a processor's frames as Spark's worker does: converts each by itself, when it is yielded.
+    """Takes a processor's frames as Spark's worker does: converts each frame when it is yielded.
 
-    So it may be changed later and yielded again, and may have more columns than needed; booleans can be numbers.
+    So a processor may change a frame and yield it again; extra columns are ignored, and booleans can be numbers.
     """
 
     keeps_booleans = True
@@ -269,7 +269,7 @@ class _ProcessorFrames(OutputFrames):
 
 
 def frames_of(returned: Any) -> Iterator[pd.DataFrame]:
-    """Iterate over a processor's output for a key. Raises `PySparkValueError` if an element is not a frame."""
+    """Iterate over a key's output. Raises `PySparkValueError` if an element is not a DataFrame."""
     for frame in returned:
         if not isinstance(frame, pd.DataFrame):
             raise PySparkValueError(

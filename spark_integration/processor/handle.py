@@ -1,7 +1,7 @@
-"""The handle that a processor gets in ``init``: it declares state variables, and keeps timers.
+"""The handle that a processor receives in ``init``, to declare state variables and manage timers.
 
-On the driver `init` runs once, to learn what a processor declares; its state cannot be used there. In a worker it runs
-at the beginning of each call of a shard, with state behind it. The rules are the same.
+On the driver, `init` runs once to collect the processor's declarations; state cannot be used. In a worker, `init` runs
+at the start of each call of a shard, with access to state. The same rules apply to both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from holdfast.spark_integration.shard.timeout import TimeMode
 from holdfast.spark_integration.spark_types import parse_struct
 from holdfast.spark_integration.ttl.expiry import LONGEST_TTL_MS
 
-#: Spark's names for what a processor is doing.
+#: Spark's names of a processor's phases.
 PRE_INIT, CREATED, INITIALIZED, DATA_PROCESSED, TIMER_PROCESSED = (
     "PRE_INIT",
     "CREATED",
@@ -39,28 +39,28 @@ PRE_INIT, CREATED, INITIALIZED, DATA_PROCESSED, TIMER_PROCESSED = (
     "DATA_PROCESSED",
     "TIMER_PROCESSED",
 )
-#: How Spark writes the time modes in its errors.
+#: The time modes' names in Spark's errors.
 SHOWN_TIME_MODES = {"None": "NoTime", "ProcessingTime": "ProcessingTime", "EventTime": "EventTime"}
 
 
 ParseText = Callable[[str, str], StructType]
-"""Parses a schema given as text; the second argument says what to call it in an error."""
+"""Parses a schema given as text; the second argument names the schema in errors."""
 
 
 class States(Protocol):
-    """The states behind a handle."""
+    """The states that a handle opens."""
 
     def open(self, variable: StateVariable) -> Any:
-        """Return the state of a variable that was declared."""
+        """Return the state of a declared variable."""
 
     def drop(self, name: str) -> None:
-        """Remove all values of a variable, if it was ever declared."""
+        """Delete all values of a variable, if it exists."""
 
 
 class ProcessorHandle(StatefulProcessorHandle):
-    """Spark's handle on holdfast, with its methods and the declared `variables`.
+    """Spark's handle on holdfast's state; collects the declared `variables`.
 
-    `schemas`: those given as text, which the driver parses, since workers have no JVM.
+    `schemas` holds parsed schemas by their text: the driver parses them, since workers have no JVM.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ProcessorHandle(StatefulProcessorHandle):
         phase: str,
         parse: ParseText = parse_struct,
     ) -> None:
-        # Not Spark's __init__, which takes a client of Spark's state server.
+        # Spark's __init__ is not called: it takes a client of Spark's state server.
         self.variables: dict[str, StateVariable] = {}
         self.phase = phase
         self._time_mode = time_mode
@@ -147,7 +147,7 @@ class ProcessorHandle(StatefulProcessorHandle):
 
     def _checked_ttl(self, ttl_ms: int | None, name: str, doing: str) -> int | None:
         if not ttl_ms:
-            return None  # 0 is no TTL, in any time mode, as in Spark
+            return None  # 0 means no TTL in every time mode, as in Spark
         ttl_ms = _whole(ttl_ms, f"ttlDurationMs of {name!r}")
         if self._time_mode != "ProcessingTime":
             raise state_error(
@@ -202,7 +202,7 @@ def _require_name(name: object, doing: str) -> None:
 
 
 def _milliseconds(time_ms: int | None) -> int:
-    """Return the time of a timer; None is 0, as in Spark."""
+    """Return a timer's time; None means 0, as in Spark."""
     given = 0 if time_ms is None else _whole(time_ms, "a timer's time")
     if not -(1 << 63) <= given < (1 << 63) - 1:
         raise ValueError(f"a timer's time must fit into 64 bits: {given}")
@@ -218,7 +218,7 @@ def _whole(given: Any, what: str) -> int:
 
 
 class PickledProcessor:
-    """A processor as it travels to the workers; each call of a shard makes a new one, as Spark does."""
+    """A pickled processor for the workers; each call of a shard unpickles a new processor, as Spark does."""
 
     def __init__(self, processor: object) -> None:
         if not isinstance(processor, StatefulProcessor):
@@ -228,14 +228,14 @@ class PickledProcessor:
             )
         try:
             self._pickled: bytes = cloudpickle.dumps(processor)  # type: ignore[no-untyped-call]
-        except Exception as exc:  # whatever an attribute's own methods raise
+        except Exception as exc:  # an attribute's methods may raise anything
             raise InvalidArgumentError(
                 f"the {type(processor).__name__} cannot be pickled to reach the workers: {exc}. Create connections, "
                 "locks and the like in init"
             ) from exc
 
     def unpickled(self) -> StatefulProcessor:
-        """Return a new processor. Raises `InvalidArgumentError` if its module is missing here."""
+        """Return a new processor. Raises `InvalidArgumentError` if its module cannot be imported."""
         try:
             processor: StatefulProcessor = cloudpickle.loads(self._pickled)
         except ModuleNotFoundError as exc:
@@ -250,14 +250,14 @@ class PickledProcessor:
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a processor declares."""
+    """The declarations of a processor."""
 
     variables: tuple[StateVariable, ...]
-    schemas: dict[str, StructType]  #: The schemas that it gives as text, parsed
+    schemas: dict[str, StructType]  #: Parsed schemas, by the text given
 
 
 def declaration_of(processor: PickledProcessor, time_mode: TimeMode, parse: ParseText = parse_struct) -> Declaration:
-    """Run ``init`` and ``close``, and return the declarations; `parse` reads schemas given as text."""
+    """Run ``init`` and ``close`` and return the declarations; `parse` parses schemas given as text."""
     fresh = processor.unpickled()
     schemas: dict[str, StructType] = {}
     handle = ProcessorHandle(time_mode, schemas, _NoStates(), None, PRE_INIT, parse)
@@ -267,17 +267,17 @@ def declaration_of(processor: PickledProcessor, time_mode: TimeMode, parse: Pars
 
 
 class _NoStates:
-    """Stands behind the handle on the driver, which has no state."""
+    """The states of a handle on the driver, which has no state."""
 
     def open(self, variable: StateVariable) -> _Unusable:
         return _Unusable(variable)
 
     def drop(self, name: str) -> None:
-        """Leave it to the workers."""
+        """Do nothing: the workers delete the values."""
 
 
 class _Unusable:
-    """A variable's state on the driver: each method fails."""
+    """A variable's state on the driver; every method raises."""
 
     def __init__(self, variable: StateVariable) -> None:
         self._variable = variable

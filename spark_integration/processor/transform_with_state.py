@@ -1,23 +1,23 @@
-"""``transformWithState``: calls a `StatefulProcessor` key by key, with state for a slab of keys behind it.
+"""``transformWithState``: calls a `StatefulProcessor` key by key, with state fetched per slab of keys.
 
 ::
 
     init ─▶ rows ─▶ slabs of keys ─▶ for each key: handleInputRows(key, rows, times) ─────────────▶ output
                       ▲       │
-         states, ─────┘       └──▶ states, timers             one look-up and one write per slab and variable
+         states, ─────┘       └──▶ states, timers             one lookup and one write per slab and variable
          timers                          │
-                    timers that are due ◀┘ ─▶ handleExpiredTimer(key, times, timer), earliest first ─▶ output
+                    due timers ◀─────────┘ ─▶ handleExpiredTimer(key, times, timer), earliest first ─▶ output
                                                                      │
-                                                 close ◀─────────────┘ ─▶ evict what has expired
+                                                 close ◀─────────────┘ ─▶ evict expired state
 
-Keys are called in ascending order, null first and NaN last. The last row settles which timers fire: those registered
-while they fire wait for the next micro-batch.
+Keys are called in ascending order, null first and NaN last. The timers that fire are fixed after the last row: timers
+registered while timers fire wait for the next micro-batch.
 
-`AttributeWatch` warns of a processor that keeps state in its attributes: they are gone when its shard's call ends.
+`AttributeWatch` warns if a processor keeps state in its attributes, which are lost when the shard's call ends.
 
-At a restart variables and their value columns may come and go, matched by name. Refusals have Spark's error class in
-the text. Like Spark, holdfast checks in a run's first micro-batch: only then is a definition's query, and so its state,
-known.
+At a restart, variables and their value columns may be added and removed; they are matched by name. Errors include
+Spark's error class. Like Spark, holdfast checks in a run's first micro-batch, since a definition's query, and thus its
+state, is not known before.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ from holdfast.spark_integration.ttl.expiry import index_of
 
 _CONTAINERS = (dict, list, set, bytearray)
 _ABSENT = object()
-#: The classes of which this process has warned.
+#: Classes that this process has warned about.
 _warned: set[str] = set()
 _NO_TIME = -1
 
@@ -85,21 +85,21 @@ def require_same_grouping(stored: StoredTables, grouping: pa.Schema) -> None:
         if not before.equals(grouping):
             _refuse(
                 "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE",
-                f"the state was grouped by other columns: group by those, under the same names, {NEW_QUERY}",
+                f"the state was grouped by different columns: group by the stored columns and names, {NEW_QUERY}",
                 stored=described(before),
                 asked=described(grouping),
             )
 
 
 def require_same_kind(variable: StateVariable, stored: StoredTables) -> None:
-    """Check that no variable of another kind had the name. Raises `SchemaMismatchError` if one had."""
+    """Raise `SchemaMismatchError` if a variable of a different kind has stored values under this name."""
     for kind in KINDS:
         table = table_of(kind, variable.name)
         if kind != variable.kind and table in stored.held and not _is_index(table, stored):
             _refuse(
                 "STATE_STORE_INVALID_VARIABLE_TYPE_CHANGE",
-                f"{variable.name!r} was a {kind} state, and its stored values are there still: give the new variable "
-                f"another name, {NEW_QUERY}",
+                f"{variable.name!r} was a {kind} state, and its values are still stored: give the new variable "
+                f"a different name, {NEW_QUERY}",
                 stored=kind,
                 asked=variable.kind,
             )
@@ -107,42 +107,42 @@ def require_same_kind(variable: StateVariable, stored: StoredTables) -> None:
     if _is_index(variable.table, stored) or (variable.ttl_ms and index in stored.held and not _is_index(index, stored)):
         _refuse(
             "STATE_STORE_INVALID_VARIABLE_TYPE_CHANGE",
-            f"{variable.what} shares a table with an earlier variable, as the name of one is that of the other and "
-            f"'.expiring', where a TTL has its index: give the new variable another name, {NEW_QUERY}",
+            f"{variable.what} shares a table with an earlier variable: with a TTL, a variable's index has the "
+            f"variable's name and '.expiring'. Give the new variable a different name, {NEW_QUERY}",
             tables=[variable.table, *([index] if variable.ttl_ms else [])],
         )
 
 
 def require_readable_values(variable: StateVariable, declared: TableSchema, stored: StoredTables) -> None:
-    """Check that a variable's stored values can be read as its new declaration says. Raises `SchemaMismatchError`."""
+    """Check that a variable's stored values fit its new declaration. Raises `SchemaMismatchError`."""
     if declared.name not in stored.held:
         return
     live = stored.live[declared.name]
     if key_changes(live, declared):
         _refuse(
             "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE",
-            f"the key of {variable.what} has other columns or types than its stored entries: declare the stored ones, "
-            f"give it another name, {NEW_QUERY}",
+            f"the key of {variable.what} has different columns or types than its stored entries: declare these, "
+            f"give the variable a different name, {NEW_QUERY}",
             stored=described(live.key),
             asked=described(declared.key),
         )
-    # If no column can be a renamed one, Spark asks nothing.
+    # Spark accepts the declaration if no column can be a renamed column.
     has_ttl = variable.ttl_ms is not None
     why = value_changes(live, declared)
     why += misread_columns(stored, declared, variable.name, has_ttl=has_ttl, only_fitting=True)
     if why:
         _refuse(
             "STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION",
-            f"Schema evolution is not possible: stored values of {variable.what} cannot be read as it declares them "
-            f"({'; '.join(why)}): columns that may be null can be added, columns removed, and numbers widened. Declare "
-            f"the stored columns, give the variable another name, {NEW_QUERY}",
+            f"Schema evolution is not possible: stored values of {variable.what} cannot be read as newly declared "
+            f"({'; '.join(why)}): only adding nullable columns, removing columns and widening numbers is allowed. "
+            f"Declare the stored columns, give the variable a different name, {NEW_QUERY}",
             stored=described(stored.latest[declared.name].value),
             asked=described(declared.value),
         )
 
 
 def _is_index(table: str, stored: StoredTables) -> bool:
-    """Tell whether a table is an expiry index, not a variable of that name."""
+    """Return whether a table is an expiry index, not a variable of that name."""
     held = stored.held.get(table)
     return held is not None and held.value.equals(timers_schema(table, held.key).value)
 
@@ -154,8 +154,8 @@ def _refuse(condition: str, message: str, **facts: object) -> NoReturn:
 class AttributeWatch:
     """Compares a processor's attributes before and after its calls.
 
-    A cache made by ``init`` may fill; a container that the processor came with may not: its author expects it to
-    persist.
+    A cache created by ``init`` may grow. A container that was pickled with the processor may not: its author expects
+    it to persist.
     """
 
     def __init__(self, processor: StatefulProcessor) -> None:
@@ -165,7 +165,7 @@ class AttributeWatch:
         self._sizes: dict[str, int] = {}
 
     def begin(self) -> None:
-        """Note the attributes as ``init`` has left them."""
+        """Record the attributes after ``init``."""
         self._before = self._attributes()
         self._sizes = {
             name: len(value)
@@ -174,7 +174,7 @@ class AttributeWatch:
         }
 
     def warn_of_changes(self) -> None:
-        """Warn if they have changed, once in this process for each class of processors."""
+        """Warn of changed attributes, once per process and processor class."""
         owner, changed = type(self._processor), self._changed()
         name = f"{owner.__module__}.{owner.__qualname__}"
         if not changed or name in _warned:
@@ -182,8 +182,8 @@ class AttributeWatch:
         _warned.add(name)
         warnings.warn(
             f"{owner.__name__} has changed its attributes while it handled rows or timers: {', '.join(changed)}. They "
-            "will be gone in the next micro-batch: keep them in a state variable, or make them in init if they are a "
-            "cache",
+            "will be gone in the next micro-batch: use a state variable, or, for a cache, create the attribute in "
+            "init",
             stacklevel=2,
         )
 
@@ -207,18 +207,18 @@ class TransformWithState:
     """The `ShardFunction` of ``transformWithState``."""
 
     processor: PickledProcessor
-    declared: Declaration  #: By its ``init``
-    key_types: pa.Schema  #: In the types that Spark exchanges with Python
-    key_schema: StructType  #: The same in Spark's types
-    given_keys: list[int]  #: The key column behind each value of a key's tuple; a key given twice appears twice
-    shown_columns: list[str]  #: Columns of the rows
+    declared: Declaration  #: The declarations of its ``init``
+    key_types: pa.Schema  #: Grouping keys in the types that Spark exchanges with Python
+    key_schema: StructType  #: Grouping keys in Spark's types
+    given_keys: list[int]  #: The key column of each value in a key's tuple; may repeat a column
+    shown_columns: list[str]  #: The columns that the processor sees
     exchange: Exchange
     time_mode: TimeMode
     output_mode: str
-    is_streaming: bool  #: False in a batch query, where nothing is kept
-    state_changes: Mapping[str, ColumnChanges] = field(default_factory=dict)  #: By table
-    first_exchange: Exchange | None = None  #: In the first micro-batch of a query that is given an initial state
-    frame_templates: bool = True  #: Whether the processor's frames are made from templates
+    is_streaming: bool  #: False in a batch query, which keeps no state
+    state_changes: Mapping[str, ColumnChanges] = field(default_factory=dict)  #: Column changes by table
+    first_exchange: Exchange | None = None  #: For the first micro-batch beside an initial state
+    frame_templates: bool = True  #: Whether the processor's frames are built from templates
 
     def tables(self) -> Mapping[str, TableSchema]:
         tables: dict[str, TableSchema] = {}
@@ -246,7 +246,7 @@ class TransformWithState:
             if configuration.get(name) != value:
                 _refuse(
                     "STATE_STORE_INVALID_CONFIG_AFTER_RESTART",
-                    f"the query began with another {name}: set it back, {NEW_QUERY}",
+                    f"the query started with a different {name}: set it back, {NEW_QUERY}",
                     stored=configuration.get(name),
                     asked=value,
                 )
@@ -271,7 +271,7 @@ class TransformWithState:
     def slabs(
         self, batch: ShardInput, at_once: KeysAtOnce
     ) -> Iterator[tuple[Keys, list[KeyTuple], Iterable[Iterator[Any]]]]:
-        """Yield slabs of keys in ascending order: the keys, as the processor sees them, and the rows of each."""
+        """Yield slabs of keys in ascending order: the keys, their form for the processor, and each key's rows."""
         keys = batch.keys(self.grouping)
         order = KeyOrder.of(keys)
         is_first = batch.batch_id == 0 or not self.is_streaming
@@ -294,19 +294,19 @@ class InitialState(TransformWithState):
 
     @classmethod
     def of(cls, step: TransformWithState) -> InitialState:
-        """Return that of a step with the columns of the initial rows."""
+        """Return the function for a step whose columns are those of the initial rows."""
         return cls(**vars(step))
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         calls = _Calls(self, batch, transaction)
         for keys, shown, pieces in self.slabs(batch, calls.at_once):
             calls.with_initial_state(keys, shown, pieces)
-        yield from ()  # what it returns is dropped, as in Spark
+        yield from ()  # Spark, too, drops what handleInitialState returns
         return calls.close()
 
 
 class _Calls:
-    """Calls a processor during one call of a shard."""
+    """The calls of a processor during one call of a shard."""
 
     def __init__(self, step: TransformWithState, batch: ShardInput, transaction: Transaction) -> None:
         self._step = step
@@ -368,7 +368,7 @@ class _Calls:
         self._flush(shown)
 
     def expired_timers(self) -> Iterator[pa.RecordBatch]:
-        """Call the processor for timers that are due, earliest first."""
+        """Call the processor for due timers, earliest first."""
         self._in_phase(DATA_PROCESSED)
         timers = self._timers
         if timers is None:
@@ -385,7 +385,7 @@ class _Calls:
             for at, due_ms in zip(places.tolist(), due.due_ms.tolist(), strict=True):
                 self._slab.enter(at)
                 try:
-                    # By keyword, as Spark does: a method with other parameter names fails there too.
+                    # By keyword, as in Spark: a method with different parameter names fails in Spark too.
                     returned = self._processor.handleExpiredTimer(
                         key=shown[at], timerValues=self._times, expiredTimerInfo=ExpiredTimerInfo(due_ms)
                     )
@@ -418,7 +418,7 @@ class _Calls:
         return finished(self._output, self._operator)
 
     def close(self) -> int | None:
-        """Close the processor, remove expired state, and return the latest time for the shard's next call."""
+        """Close the processor, remove expired state, and return the time by which the shard must be called again."""
         self._in_phase(TIMER_PROCESSED)
         if self._step.is_streaming:
             self._attributes.warn_of_changes()
@@ -433,7 +433,7 @@ class _Calls:
 
 
 def _times_of(step: TransformWithState, times: BatchTimes) -> tuple[TimerValues, int]:
-    """Return the times that a processor sees, and the latest time of due timers."""
+    """Return the times that a processor sees, and the time up to which timers are due."""
     if step.time_mode == "None":
         return TimerValues(_NO_TIME, _NO_TIME), _NO_TIME
     watermark_ms = (times.watermark_ms or 0) if step.is_streaming else _NO_TIME
@@ -442,7 +442,7 @@ def _times_of(step: TransformWithState, times: BatchTimes) -> tuple[TimerValues,
 
 
 def _distinct(due: DueTimers) -> tuple[Keys, IntArray]:
-    """Return the distinct keys of these timers, in the order of their first timers, and the key of each timer."""
+    """Return the timers' distinct keys, in the order of their first timers, and the index of each timer's key."""
     order = order_rows(due.keys.hashes, due.keys.columns)
     first_timers = order.rows[order.first]
     ascending = np.argsort(first_timers)

@@ -1,1 +1,1 @@
-"""State variables and timers of a processor: tables, seen key by key."""
+"""State variables and timers of a processor, stored in tables and used key by key."""

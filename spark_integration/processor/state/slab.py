@@ -1,9 +1,9 @@
-"""The keys whose state is fetched and written together, which of them is being called, and Spark's errors about them.
+"""A slab: the keys whose state is fetched and written together, its current key, and Spark's errors of state calls.
 
-Entries of lists and maps are fetched for many keys at once, as many as memory allows: one scan reads a window of the
-slab's keys, from the one being called. If it holds too much, a smaller window is tried; the next ones grow again. If
-even one key holds too much, it is not fetched, and the caller reads it piece by piece; likewise for a key that is
-called again after its window was released.
+Entries of lists and maps are fetched for as many keys at once as memory allows: one scan reads a window of the slab's
+keys, starting at the current key. If a window is too large, a smaller window is tried; later windows grow again. If a
+single key is too large, it is not fetched, and the caller reads it in pieces. The same holds for a key that is called
+again after its window was released.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from holdfast.spark_integration.tables.entry_rows import Entries, EntryRows
 
 INVALID_HANDLE_STATE = "STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE"
 _NONE = -1
-# After a window that holds too much, the next has a fraction of its keys; otherwise more.
+# Factor by which a window shrinks if it is too large, and grows otherwise.
 _STEP = 4
 
 
 def state_error(doing: str, condition: str, message: str) -> PySparkRuntimeError:
-    """Return the error of a state call, which has no class in Spark; `doing`: "updating value state"."""
+    """Return the error of a failed state call, such as `doing` "updating value state"; Spark has no class for it."""
     return PySparkRuntimeError(f"Error {doing}: [{condition}] {message}")
 
 
 def invalid_handle_state(doing: str, operation: str, phase: str) -> PySparkRuntimeError:
-    """Return the error of a call at a time when the processor may not make it."""
+    """Return the error of a call that the processor's phase does not allow."""
     return state_error(
         doing,
         INVALID_HANDLE_STATE,
@@ -42,10 +42,10 @@ def invalid_handle_state(doing: str, operation: str, phase: str) -> PySparkRunti
 
 
 class CalledSlab:
-    """The keys of a slab; `call` numbers the running call, `phase` is Spark's name for it."""
+    """The keys of a slab; `call` numbers the calls, `phase` is Spark's name of the processor's phase."""
 
-    #: Each once
-    keys: Keys  # from the first `begin` on; no call runs before
+    #: Distinct keys
+    keys: Keys  # set by `begin`, before the first call
 
     def __init__(self) -> None:
         self.call = 0
@@ -54,12 +54,12 @@ class CalledSlab:
         self._thread = get_ident()
 
     def begin(self, keys: Keys) -> None:
-        """Start with new keys; none is being called."""
+        """Start a slab with new keys and no current key."""
         self.keys = keys
         self.leave()
 
     def enter(self, at: int) -> None:
-        """Begin the call of key `at`."""
+        """Start the call for the key at index `at`."""
         self._at = at
         self.call += 1
 
@@ -69,9 +69,9 @@ class CalledSlab:
         self.call += 1
 
     def current(self, doing: str) -> int:
-        """Return which key is being called.
+        """Return the index of the current key.
 
-        Raises `PySparkRuntimeError` in ``init`` and ``close``, `InvalidArgumentError` in another thread.
+        Raises `PySparkRuntimeError` in ``init`` and ``close``, `InvalidArgumentError` in a different thread.
         """
         if self._thread != get_ident():
             raise InvalidArgumentError(
@@ -84,7 +84,7 @@ class CalledSlab:
 
 
 class MissingSlab(CalledSlab):
-    """Stands in for a slab after ``init`` has deleted the variable it declared. `name`: the variable."""
+    """Replaces the slab of a variable, `name`, that ``init`` declared and then deleted."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class MissingSlab(CalledSlab):
         raise state_error(
             doing,
             "STATE_STORE_UNSUPPORTED_OPERATION_ON_MISSING_COLUMN_FAMILY",
-            f"init has declared the variable {self._name} and then deleted it: call deleteIfExists before the "
+            f"init declared the variable {self._name} and then deleted it: call deleteIfExists before the "
             "declaration, which then finds it empty, or leave the declaration out.",
         )
 
@@ -104,15 +104,15 @@ class MissingSlab(CalledSlab):
 class FetchedKeys:
     """The entries of consecutive keys of a slab, sorted by key."""
 
-    #: Which keys
+    #: The range of key indexes
     first: int
     end: int
-    entries: Entries  #: ``places`` counts from `first`
-    bounds: list[int]  #: Entries of key i: from ``bounds[i - first]`` up to ``bounds[i - first + 1]``
+    entries: Entries  #: ``places`` are relative to `first`
+    bounds: list[int]  #: Key i's entries are ``bounds[i - first]`` to ``bounds[i - first + 1]``
 
 
 class SlabEntries:
-    """Windows of one variable's entries, of `SLAB_BYTES` at most."""
+    """Fetches windows of a variable's entries, of at most `SLAB_BYTES` each."""
 
     def __init__(self, rows: EntryRows, slab: CalledSlab) -> None:
         self._rows = rows
@@ -124,9 +124,9 @@ class SlabEntries:
         self._passed = range(0)
 
     def fetch_once(self, at: int) -> FetchedKeys | None:
-        """Like `fetch`, for callers that keep only the last window; None if a window has passed key `at`.
+        """Like `fetch`, for callers that keep only the last window; returns None if a window has passed key `at`.
 
-        A timer may call a key again: a window for each such call would fetch many keys to use one.
+        A timer may call a key again; a window for each such call would fetch many keys and use one.
         """
         passed = self._passed
         if at in passed:
@@ -137,7 +137,7 @@ class SlabEntries:
         return found
 
     def fetch(self, at: int) -> FetchedKeys | None:
-        """Return a window that begins with key `at`; None if that key's entries alone are too large."""
+        """Return a window that starts at key `at`, or None if this key's entries alone are too large."""
         end = min(len(self._slab.keys), at + self._keys)
         while True:
             found = self._read(at, end)

@@ -1,7 +1,7 @@
-"""The rows that a processor writes and reads: tuples of Python values, checked and copied as they come in.
+"""The rows that a processor writes and reads: tuples of Python values, checked and copied when written.
 
-What is written is converted for many keys at once, later. So a misfit value fails at the slab's end, naming its key, or
-earlier if it is read.
+Written rows are converted later, for many keys at once. So a value that does not fit its column fails at the slab's end
+with an error that names its key, or earlier if the processor reads it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from holdfast.spark_integration.processor.state.slab import state_error
 
 State = tuple[Any, ...]
 
-# By type: the class whose values come back from the store as they are.
+# By type, the class whose values the store returns unchanged.
 _EXACT: dict[type[T.DataType], type] = {T.BooleanType: bool, T.DoubleType: float, T.LongType: int, T.StringType: str}
-# The same for keys of maps, which are compared: NaN is not equal to itself, so floats are not among them.
+# The same for map keys, which are compared: floats are left out, since NaN is not equal to itself.
 _EXACT_IN_KEYS: dict[type[T.DataType], type] = {
     T.BinaryType: bytes,
     T.BooleanType: bool,
@@ -37,7 +37,7 @@ _EXACT_IN_KEYS: dict[type[T.DataType], type] = {
 
 
 class StateRows:
-    """Rows of one schema."""
+    """Checks, copies and converts rows of one schema."""
 
     def __init__(self, schema: T.StructType, what: str) -> None:
         self.values = RowValues(schema, what)
@@ -49,7 +49,7 @@ class StateRows:
         self._copied = copier(schema)
 
     def given(self, row: Any, doing: str = "updating value state") -> State:
-        """Return a row that the processor writes, safe from later changes of what it holds."""
+        """Return a written row; nested mutable values are copied against later changes."""
         if type(row) is not tuple:
             row = _values(row, self._names, self._what)
         if len(row) != self._width:
@@ -62,24 +62,24 @@ class StateRows:
         return row if self._copied is None else tuple(map(self._copied, row))
 
     def each_given(self, rows: Any) -> list[State]:
-        """Return several rows that the processor writes."""
+        """Return several written rows; see `given`."""
         if rows is None or isinstance(rows, (str, bytes, Mapping)):
             raise PySparkTypeError(f"{self._what} takes a list of tuples, not {type(rows).__name__}")
         return [self.given(row) for row in rows]
 
     def as_read(self, row: State) -> State:
-        """Return a row just written, as the store will return it. Raises `StateValueError`."""
+        """Return a written row as the store will return it. Raises `StateValueError`."""
         if _comes_back(row, self._exact) and (self._takes_nulls or None not in row):
             return row
         return self.each_as_read([row])[0]
 
     def each_as_read(self, rows: Sequence[State]) -> list[State]:
-        """Return rows just written, as the store will return them."""
+        """Return written rows as the store will return them."""
         return self.values.to_tuples(self.values.to_arrow(rows)) if rows else []
 
     @contextmanager
     def placed(self, places: Sequence[int]) -> Iterator[None]:
-        """Map the row number in an error to its key's place in the slab, ``places[i]``."""
+        """Replace the row number i in an error by its key's index in the slab, ``places[i]``."""
         try:
             yield
         except StateValueError as exc:
@@ -87,7 +87,7 @@ class StateRows:
             raise
 
     def copy(self, row: State) -> State:
-        """Return a row that was read, so that the processor may change what it holds."""
+        """Return a copy of a row that was read, so that the processor may change nested values."""
         return row if self._copied is None else tuple(map(self._copied, row))
 
 
@@ -96,18 +96,18 @@ def _values(row: Any, names: list[str], what: str) -> State:
         given = list(row.__fields__)
         if given != names and sorted(given) == sorted(names):
             raise PySparkTypeError(
-                f"{what} takes values by position, and this Row has the columns in another order: "
+                f"{what} takes values by position, and this Row has the columns in a different order: "
                 f"give them as {', '.join(names)}"
             )
     elif not isinstance(row, Iterable) or isinstance(row, (str, bytes, bytearray, Mapping, AbstractSet)):
         raise PySparkTypeError(
-            f"{what} takes a tuple of values, one for each of the columns {', '.join(names)}, not {type(row).__name__}"
+            f"{what} takes a tuple with a value for each of the columns {', '.join(names)}, not {type(row).__name__}"
         )
     return tuple(row)
 
 
 def _comes_back(row: State, exact: tuple[type | None, ...]) -> bool:
-    """Tell whether the store returns exactly these values."""
+    """Return whether the store returns exactly these values."""
     for value, class_ in zip(row, exact, strict=True):
         if type(value) is not class_:
             if value is not None:
@@ -118,7 +118,7 @@ def _comes_back(row: State, exact: tuple[type | None, ...]) -> bool:
 
 
 class UserKeys:
-    """Keys of a map, in a form that is equal in Python exactly when the keys are equal."""
+    """Converts map keys to a form that is equal in Python exactly if the keys are equal."""
 
     def __init__(self, schema: T.StructType, what: str) -> None:
         self.rows = StateRows(schema, what)
@@ -128,30 +128,30 @@ class UserKeys:
         self._comparable = _of_fields(schema)
 
     def of(self, key: Any, doing: str) -> State:
-        """Return a key that the processor gives. Raises `StateValueError` if a value does not fit its column."""
+        """Convert a key given by the processor. Raises `StateValueError` if a value does not fit its column."""
         given = self.rows.given(key, doing)
         if _comes_back(given, self._exact):
             return given
         return self._comparable(self.rows.each_as_read([given])[0])
 
     def to_arrow(self, keys: Sequence[State]) -> pa.RecordBatch:
-        """Return keys as columns. Raises `StateValueError`, whose ``row`` is the index of the key."""
+        """Return keys as columns. Raises `StateValueError`, with the key's index as ``row``."""
         columns = self.rows.values.to_arrow(keys)
         for name, column in zip(columns.schema.names, columns.columns, strict=True):
             if forbidden := forbidden_null(column):
                 raise StateValueError(
-                    f"a key has null inside column {name!r}, in {forbidden}, which {self._what} declares NOT NULL",
+                    f"a key has a null inside column {name!r}, in {forbidden}, which {self._what} declares NOT NULL",
                     row=first_that_fails(column),
                 )
         return columns
 
     def of_stored(self, keys: list[State]) -> list[State]:
-        """Return keys that were read from the store."""
+        """Convert keys read from the store."""
         return keys if self._is_exact else [self._comparable(key) for key in keys]
 
 
 def _of_fields(schema: T.StructType) -> Callable[[State], State]:
-    """Return a function that makes the values of a struct comparable, and hashable."""
+    """Return a function that makes the values of a struct comparable and hashable."""
     makers = [_maker(field.dataType) for field in schema]
     return lambda row: tuple(
         [value if make is None or value is None else make(value) for make, value in zip(makers, row, strict=True)]
@@ -159,7 +159,7 @@ def _of_fields(schema: T.StructType) -> Callable[[State], State]:
 
 
 def _maker(data_type: T.DataType) -> Callable[[Any], Any] | None:
-    """Return a function that makes a value comparable and hashable; None if it already is."""
+    """Return a function that makes a value comparable and hashable, or None if the value already is."""
     if isinstance(data_type, T.StructType):
         return _of_fields(data_type)
     if isinstance(data_type, T.ArrayType):
@@ -169,15 +169,15 @@ def _maker(data_type: T.DataType) -> Callable[[Any], Any] | None:
 
 
 def _in_utc(moment: dt.datetime) -> dt.datetime:
-    """Return a time of the process's zone in UTC: of an hour that a clock repeats, two times look alike there."""
+    """Convert a time from the process's zone to UTC, since two local times look equal when a clock goes back."""
     try:
         return moment.astimezone(dt.UTC)
-    except (OverflowError, ValueError):  # at the end of Python's calendar, where no clock repeats an hour
+    except (OverflowError, ValueError):  # at the ends of Python's calendar, where no clock goes back
         return moment
 
 
 def _one_nan(value: float) -> float:
-    return math.nan if math.isnan(value) else value  # one object, which is found by identity
+    return math.nan if math.isnan(value) else value  # a single object, which lookups find by identity
 
 
 _MAKERS: dict[type[T.DataType], Callable[[Any], Any]] = {

@@ -1,15 +1,15 @@
 """The state variables of a processor during one call of a shard: values, lists, maps.
 
-A **value** is one row for each key, fetched at the first read of a slab and written at its end.
+A **value** is one row per key, fetched at the first read in a slab and written at the slab's end.
 
-A **list** has a row for each element, in the order of its number (`holdfast.spark_integration.tables.entry_rows`).
-Appended elements are kept until the slab ends; a list that is read is fetched with those of the keys after it.
+A **list** has a row per element, ordered by number (`holdfast.spark_integration.tables.entry_rows`). Appended elements
+are kept in memory until the slab ends; reading a list also fetches the lists of the keys after it.
 
-A **map** has a row for each entry. The first time that a processor asks for an entry, it is looked up for a few keys
-(`AskedEntries`), from the one in hand on; then for more. So one of twenty entries costs one row a key, not twenty.
-Entries that differ from key to key are looked up in vain: after a few of them, or once a map was iterated over, whole
-maps are fetched until the shard's call ends. A map too large for that is read entry by entry, and iterated over piece
-by piece; what was looked up in it is remembered until the slab ends. Writes need no read.
+A **map** has a row per entry. When a processor first reads an entry, it is looked up for a few keys (`AskedEntries`),
+starting at the current key; later lookups cover more keys. So reading one of twenty entries costs one row per key, not
+twenty. Entries that differ from key to key gain nothing from such lookups: after a few of them, or after an iteration
+over a map, whole maps are fetched until the shard's call ends. A map that is too large is read entry by entry and
+iterated over in pieces; its looked-up entries are cached until the slab ends. Writes need no read.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from holdfast.spark_integration.ttl.expiry import Expiry, KeyRows, expiry_of, in
 
 _ENTRIES_MAX = 4
 _FIRST_KEYS, _GROWTH = 16, 8
-#: How many elements of an unfetched list are read at once.
+#: Elements per read of an unfetched list.
 _READ_AT_ONCE = 10_000
 
 
@@ -53,7 +53,7 @@ class Asked:
 
     @property
     def end(self) -> int:
-        """The key after the last one."""
+        """The index after the last key."""
         return self.first + len(self.values)
 
     def value(self, at: int) -> State | None:
@@ -62,7 +62,7 @@ class Asked:
 
 
 class AskedEntries:
-    """Looked-up map entries of a slab; `look_up` takes the first key, how many keys at most, and a user key."""
+    """Looked-up map entries of a slab; `look_up` takes the first key, the largest number of keys, and a user key."""
 
     def __init__(self, look_up: Callable[[int, int, State], list[State | None]]) -> None:
         self._look_up = look_up
@@ -74,17 +74,17 @@ class AskedEntries:
         self._asked: dict[State, Asked] = {}
 
     def end(self) -> None:
-        """Stop looking up in this call of the shard."""
+        """Stop lookups for the rest of the shard's call."""
         self._takes_more = False
 
     def of(self, at: int, user_key: State) -> Asked | None:
-        """Return an entry that covers key `at`, looked up if that may pay; None if whole maps should be fetched."""
+        """Return an entry that covers key `at`, perhaps by a new lookup; None if whole maps should be fetched."""
         asked = self._asked.get(user_key)
         if asked is not None and asked.first <= at < asked.end:
             return asked
         if asked is None and len(self._asked) == _ENTRIES_MAX:
             self.end()
-        # A key before the first one is called again, by a timer.
+        # A key before the first looked-up key is called again by a timer.
         if not self._takes_more or (asked is not None and at < asked.first):
             return None
         if asked is not None:
@@ -95,18 +95,18 @@ class AskedEntries:
 
 @dataclass(frozen=True)
 class _Window:
-    """The maps of consecutive keys of a slab; the entries of all maps follow each other."""
+    """The maps of consecutive keys of a slab, with the entries of all maps concatenated."""
 
     first: int  #: The first key
-    bounds: list[int]  #: Where the entries of each key begin, and where those of the last one end
-    #: User keys as they are compared, and as a processor sees them
+    bounds: list[int]  #: The start of each key's entries, and the end of the last key's
+    #: User keys in their form for comparisons, and as the processor sees them
     user_keys: list[State]
     shown_keys: list[State]
-    values: list[list[Any]]  #: Columns: few of the entries are looked at
+    values: list[list[Any]]  #: By column, since few entries are read
 
     @property
     def end(self) -> int:
-        """The key after the last one."""
+        """The index after the last key."""
         return self.first + len(self.bounds) - 1
 
 
@@ -120,7 +120,7 @@ class _FetchedMap:
         self._places: dict[State, int] | None = None
 
     def get(self, user_key: State) -> State | None:
-        """Return the value of an entry. The first one is searched for, which costs less than a dict of all."""
+        """Return an entry's value. The first lookup scans the keys, which costs less than building a dict."""
         if self._places is None:
             if not self._was_searched:
                 self._was_searched = True
@@ -140,14 +140,14 @@ class _FetchedMap:
         return tuple([column[place] for column in self._window.values])
 
     def entries(self) -> Iterator[tuple[State, State, State]]:
-        """Yield each user key, in its form for comparisons and as the processor sees it, and its value."""
+        """Yield user keys, in their form for comparisons and as the processor sees them, with their values."""
         window, of_key = self._window, slice(self._start, self._end)
         values = zip(*(column[of_key] for column in window.values), strict=True)
         return zip(window.user_keys[of_key], window.shown_keys[of_key], values, strict=True)
 
 
 class ProcessorMapState(MapState):
-    """One variable in one call of a shard; methods as Spark documents them."""
+    """A map variable in one call of a shard; methods as Spark documents them."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class ProcessorMapState(MapState):
         slab: CalledSlab,
         value_names: list[str],
     ) -> None:
-        # Not Spark's __init__, which takes a client of Spark's state server.
+        # Spark's __init__ is not called: it takes a client of Spark's state server.
         self._name = name
         self._entries = entries
         self._user_keys = user_keys
@@ -172,7 +172,7 @@ class ProcessorMapState(MapState):
     def begin(self) -> None:
         self._changed: dict[int, dict[State, State | None]] = {}
         self._cleared: set[int] = set()
-        # For a map that is not fetched: entries looked up, None if absent.
+        # Looked-up entries of maps that are not fetched; None if absent.
         self._looked_up: dict[int, dict[State, State | None]] = {}
         self._window: _Window | None = None
         self._fetched: dict[int, _FetchedMap] = {}
@@ -237,7 +237,7 @@ class ProcessorMapState(MapState):
         return stored[user_key]
 
     def _now(self, call: int) -> Iterator[tuple[State, State]]:
-        """Iterate over the map's content as of the first step."""
+        """Iterate over the map's content at the time of the first step."""
         if self._slab.call != call:
             raise InvalidArgumentError(
                 "a map's iterator was kept beyond its key's call: read it during the call", state=self._name
@@ -273,7 +273,7 @@ class ProcessorMapState(MapState):
             found = self._fetch(at)
             if found is None:
                 return self._looked_up.setdefault(at, {})
-            # Most keys are called in turn: the last window is no longer needed.
+            # Most keys are called in order: the previous window is no longer needed.
             self._window, self._fetched = found, {}
         return self._fetched.setdefault(at, _FetchedMap(self._window, at))
 
@@ -289,12 +289,12 @@ class ProcessorMapState(MapState):
         return _Window(found.first, found.bounds, *user_keys, values)
 
     def _user_keys_of(self, own_keys: pa.RecordBatch) -> tuple[list[State], list[State]]:
-        """Return user keys in their form for comparisons, and as the processor sees them."""
+        """Return user keys in their form for comparisons and as the processor sees them."""
         shown = self._user_keys.rows.values.to_tuples(own_keys)
         return self._user_keys.of_stored(shown), shown
 
     def _look_up(self, at: int, count: int, user_key: State) -> list[State | None]:
-        """Return an entry's value in the maps of this key and several after it."""
+        """Return an entry's value in the maps of this key and of several keys after it."""
         places = np.arange(at, min(at + count, len(self._slab.keys)))
         with self._rows.placed([at]):
             own = self._user_keys.to_arrow([user_key])
@@ -309,7 +309,7 @@ class ProcessorMapState(MapState):
         return self._entries.keys_of(self._slab.keys.take(np.array(places, np.int64)), own)
 
     def flush(self) -> None:
-        """Write the slab's changes. Raises `StateValueError`, whose ``row`` is the place of the key in the slab."""
+        """Write the slab's changes. Raises `StateValueError`, with the key's index in the slab as ``row``."""
         self._entries.delete_all(self._slab.keys.take(np.array(list(self._cleared), np.int64)))
         gone: list[tuple[int, State]] = []
         put: list[tuple[int, State]] = []
@@ -332,10 +332,10 @@ class ProcessorMapState(MapState):
 
 
 class ProcessorListState(ListState):
-    """One variable in one call of a shard; methods as Spark documents them."""
+    """A list variable in one call of a shard; methods as Spark documents them."""
 
     def __init__(self, name: str, entries: EntryRows, rows: StateRows, slab: CalledSlab, version: int) -> None:
-        # Not Spark's __init__, which takes a client of Spark's state server.
+        # Spark's __init__ is not called: it takes a client of Spark's state server.
         self._name = name
         self._entries = entries
         self._rows = rows
@@ -394,7 +394,7 @@ class ProcessorListState(ListState):
         return given
 
     def _elements(self, call: int) -> Iterator[State]:
-        """Iterate over the list's content as of the first step."""
+        """Iterate over the list's content at the time of the first step."""
         if self._slab.call != call:
             raise InvalidArgumentError(
                 "a list's iterator was kept beyond its key's call: read it during the call", state=self._name
@@ -415,7 +415,7 @@ class ProcessorListState(ListState):
         if window is None:
             self._stored[at] = None
             return
-        self._stored = {}  # most keys are called one after the other: the last window is done with
+        self._stored = {}  # most keys are called in order: the previous window is no longer needed
         numbers = window.entries.own_keys.column(0).to_numpy()
         found = window.entries.take(np.lexsort((numbers, window.entries.places)))
         elements = self._rows.values.to_tuples(found.values)
@@ -424,7 +424,7 @@ class ProcessorListState(ListState):
         self._empty.update(at for at, stored in self._stored.items() if not stored)
 
     def _in_pieces(self, at: int) -> Iterator[State]:
-        """Iterate over an unfetched list: its numbers first, then its elements in their order."""
+        """Iterate over an unfetched list: read all numbers, then the elements by ascending number."""
         key = self._slab.keys.take(np.array([at]))
         parts = (part.own_keys.column(0).to_numpy() for part in self._entries.scan(key))
         numbers = np.concatenate([np.empty(0, np.int64), *parts])
@@ -439,7 +439,7 @@ class ProcessorListState(ListState):
         return self._entries.keys_of(keys, own)
 
     def flush(self) -> None:
-        """Write the slab's changes. Raises `StateValueError`, whose ``row`` is the place of the key in the slab."""
+        """Write the slab's changes. Raises `StateValueError`, with the key's index in the slab as ``row``."""
         keys = self._slab.keys
         going = [at for at in self._replaced if at not in self._empty]
         self._entries.delete_all(keys.take(np.array(going, np.int64)))
@@ -454,12 +454,12 @@ class ProcessorListState(ListState):
 
 
 class ProcessorValueState(ValueState):
-    """A value variable in one call of a shard, with Spark's methods; `expiry` is None without a TTL."""
+    """A value variable in one call of a shard; `expiry` is None without a TTL."""
 
     def __init__(
         self, transaction: Transaction, table: str, expiry: Expiry | None, rows: StateRows, slab: CalledSlab
     ) -> None:
-        # Not Spark's __init__, which takes a client of Spark's state server.
+        # Spark's __init__ is not called: it takes a client of Spark's state server.
         self._transaction = transaction
         self._table = table
         self._expiry = expiry
@@ -503,13 +503,13 @@ class ProcessorValueState(ValueState):
         return open_rows(self._transaction, self._table, self._expiry, self._slab.keys)
 
     def flush(self) -> None:
-        """Write the slab's changes. Raises `StateValueError`, whose ``row`` is the place of the key in the slab."""
+        """Write the slab's changes. Raises `StateValueError`, with the key's index in the slab as ``row``."""
         if not self._changed:
             return
         put = {at: value for at, value in self._changed.items() if value is not None}
         stored = self._stored
         gone = [at for at, new in self._changed.items() if new is None and (stored is None or stored[at] is not None)]
-        # What was fetched knows the index of what expires.
+        # Fetched rows hold the stored expiry times, which the index needs.
         rows = self._open() if self._opened is None else self._opened
         if put:
             with self._rows.placed(list(put)):
@@ -523,7 +523,7 @@ _AnyState = ProcessorValueState | ProcessorListState | ProcessorMapState
 
 
 class ProcessorStates:
-    """Opens variables as they are declared; writes and evicts all of them."""
+    """Opens declared variables, writes their changes and evicts expired values."""
 
     def __init__(
         self,
@@ -561,17 +561,17 @@ class ProcessorStates:
         return ProcessorMapState(variable.name, entries, user_keys, rows, self._slab, variable.schema.names)
 
     def drop(self, name: str) -> None:
-        """Remember to remove all values of a variable; if it was opened, its state cannot be used any more."""
+        """Schedule the deletion of a variable's values; if the variable is open, make its state unusable."""
         self._deleted.append(name)
         if name in self._opened:
             self._opened.pop(name).drop(name)
 
     def drop_deleted(self) -> None:
-        """Remove all values of the variables that ``deleteIfExists`` named."""
+        """Delete all values of the variables passed to ``deleteIfExists``."""
         tables = self._transaction.tables
         for table in [table_of(kind, name) for kind in KINDS for name in self._deleted]:
             for part, is_index in ((table, False), (index_of(table), True)):
-                # A variable's name may be that of another's index.
+                # A variable may have the same name as another variable's index.
                 if part in tables and is_by_time(tables[part]) == is_index:
                     for run in self._transaction.scan(part):
                         self._transaction.delete(part, Keys(run.hashes, run.keys))
@@ -581,7 +581,7 @@ class ProcessorStates:
             state.begin()
 
     def flush(self) -> None:
-        """Write a slab's changes; raises the errors of a variable's flush."""
+        """Write a slab's changes. Raises the errors of a variable's `flush`."""
         for state in self._opened.values():
             state.flush()
 
@@ -591,6 +591,6 @@ class ProcessorStates:
             expiry.evict(self._transaction)
 
     def next_expiry_ms(self) -> int | None:
-        """Return when the next values expire, once `evict` has run; None if none ever do."""
+        """Return the earliest expiry time after `evict`, or None if no value expires."""
         found = (expiry.earliest(self._transaction) for expiry in self._expiries)
         return min((at for at in found if at is not None), default=None)

@@ -1,7 +1,7 @@
-"""Timers of a processor: any number for each key, registered and deleted without a read.
+"""Timers of a processor: any number per key, registered and deleted without a read.
 
-Two tables hold them: `timers` by key, for ``listTimers``, and `timers_by_due` in the order of time
-(`holdfast.spark_integration.timers`), from which they fire.
+Two tables hold the timers: `timers` by key, for ``listTimers``, and `timers_by_due` by time
+(`holdfast.spark_integration.timers`), from which timers fire.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _FIRST_MS = -(1 << 63)
 
 
 def timer_tables(key_types: pa.Schema, time_mode: TimeMode) -> Mapping[str, TableSchema]:
-    """Return both tables' schemas; the time column names the clock, so the other clock is refused."""
+    """Return both tables' schemas; the time column is named by the clock, so a change of clock is refused."""
     due = pa.field(free_name(DUE[TIMEOUT_CONF[time_mode]], key_types), pa.int64())
     by_key = TableSchema.of(TIMERS, pa.schema([*key_types, due]), pa.schema([]))
     return {TIMERS: by_key, TIMERS_BY_DUE: timers_schema(TIMERS_BY_DUE, key_types)}
 
 
 class ProcessorTimers:
-    """A shard's timers in one call, in ms since 1970, perhaps negative; none is due before `earliest_ms`."""
+    """A shard's timers in one call. Times are ms since 1970 and may be negative; none precedes `earliest_ms`."""
 
     def __init__(self, transaction: Transaction, entries: EntryRows, slab: CalledSlab, earliest_ms: int | None) -> None:
         self._entries = entries
@@ -47,15 +47,15 @@ class ProcessorTimers:
         self._stored: dict[int, list[int]] = {}
 
     def register(self, due_ms: int) -> None:
-        """Register a timer of the current key; repeating it has no effect."""
+        """Register a timer of the current key; no effect if it exists."""
         self._changed.setdefault(self._slab.current("register timer"), {})[due_ms] = True
 
     def delete(self, due_ms: int) -> None:
-        """Delete a timer of the current key; an absent one has no effect."""
+        """Delete a timer of the current key; no effect if it is absent."""
         self._changed.setdefault(self._slab.current("deleting timer"), {})[due_ms] = False
 
     def list(self) -> list[int]:
-        """Return when the current key's timers are due, ascending."""
+        """Return the times of the current key's timers, ascending."""
         at = self._slab.current("listing timers")
         if at not in self._stored:
             self._fetch(at)
@@ -93,18 +93,18 @@ class ProcessorTimers:
         self._earliest_ms = earliest_ms if self._earliest_ms is None else min(self._earliest_ms, earliest_ms)
 
     def due(self, until_ms: int) -> Iterator[DueTimers]:
-        """Yield the timers that are due now, earliest first, in slabs; later changes do not change what it yields."""
+        """Yield slabs of the timers that are due, earliest first; changes made meanwhile are not seen."""
         if self._earliest_ms is None or self._earliest_ms > until_ms:
             return
         due = self._by_due.due(self._first_ms(), until_ms + 1, SLAB_KEYS)
-        self._earliest_ms = until_ms + 1  # what is due goes; what is registered meanwhile is counted as it is written
+        self._earliest_ms = until_ms + 1  # due timers are deleted; `_write` accounts for timers registered meanwhile
         yield from due
 
     def earliest(self) -> int | None:
-        """Return when the earliest timer is due; None if there is none."""
+        """Return the time of the earliest timer, or None if there are no timers."""
         return None if self._earliest_ms is None else self._by_due.earliest(self._first_ms())
 
     def _first_ms(self) -> int:
-        # What the query remembers of a shard has no negative times.
+        # The time that the query stores per shard is never negative.
         assert self._earliest_ms is not None
         return self._earliest_ms if self._earliest_ms > 0 else _FIRST_MS

@@ -1,4 +1,4 @@
-"""Which table holds a state variable of a processor, and what the names of tables and key columns tell; no Spark.
+"""Maps state variables of a processor to tables, and interprets names of tables and key columns; no Spark.
 
 See `holdfast.spark_integration.processor.state.variables`.
 """
@@ -20,45 +20,45 @@ Kind = Literal["value", "list", "map"]
 KINDS: tuple[Kind, ...] = ("value", "list", "map")
 
 SEQUENCE, ENTRY = "seq", "entry."
-#: The table of an operator that keeps several rows a key, by the last key column: of sessions, by their start.
+#: The table of an operator with several rows per key, distinguished by the last key column, such as a session's start.
 SEVERAL = "s.state"
-#: The tables of a join; a row's key is its own, its time and a number.
+#: The tables of a join; their keys are the join key, the row's time and a number.
 JOINED_LEFT, JOINED_RIGHT = "j.left", "j.right"
-#: The table of the right side of an as-of join, which has one row for each key and time.
+#: The table of an as-of join's right side, which has one row per key and time.
 LATEST_RIGHT = "s.right"
-#: By the beginning of a table's name, how many key columns of their own its rows have behind those of the group.
+#: The number of key columns after the grouping columns, by the prefix of the table's name.
 _OWN_KEYS = {"s.": 1, "j.": 2}
 
 
 def table_of(kind: Kind, name: str) -> str:
-    """Return the name of a variable's table, which no other table has."""
+    """Return the unique name of a variable's table."""
     return f"{kind[0]}.{name}"
 
 
 def tables_called(name: str) -> tuple[str, ...]:
-    """Return the tables that a name may mean to users: that table, a processor's variable, an operator's table."""
+    """Return the tables that a user's name may mean: itself, a processor's variable, or an operator's table."""
     return name, *(table_of(kind, name) for kind in KINDS), *(f"{start}{name}" for start in _OWN_KEYS)
 
 
 def is_of_elements(table: str) -> bool:
-    """Tell by its name whether a table holds a list's elements or their expiry index."""
+    """Return whether a table, by its name, holds a list's elements or their expiry index."""
     return table.startswith(table_of("list", ""))
 
 
 def is_of_entry(column: str) -> bool:
-    """Tell whether a key column of a map's table belongs to the entry's key, not to the grouping columns."""
+    """Return whether a key column of a map's table belongs to the entry's key, not to the grouping columns."""
     return column.lstrip("_").startswith(ENTRY)
 
 
 def free_name(name: str, key_types: pa.Schema) -> str:
-    """Return a name for a key column beside the grouping columns, which may have any names."""
+    """Return a name for a key column that differs from all grouping columns."""
     while name in key_types.names:
         name = f"_{name}"
     return name
 
 
 def find_shown(tables: Mapping[str, TableSchema], name: str) -> str:
-    """Return a table by its shown name, or its variable's. Raises `NotFoundError`."""
+    """Find a table by the name shown to users or by its variable's name. Raises `NotFoundError`."""
     shown = [table for table, schema in tables.items() if not is_by_time(schema)]
     for table in tables_called(name):
         if table in shown:
@@ -67,7 +67,7 @@ def find_shown(tables: Mapping[str, TableSchema], name: str) -> str:
         raise NotFoundError("the operator has no tables, because it has had no rows", table=name)
     if name == TIMERS_BY_DUE or name in map(index_of, shown):
         raise NotFoundError(
-            "this table is an index: it has the keys of another one in the order of their times, so choose that one",
+            "this table is an index of another table's keys by time: choose that table",
             table=name,
             tables=", ".join(shown),
         )
@@ -76,7 +76,7 @@ def find_shown(tables: Mapping[str, TableSchema], name: str) -> str:
 
 
 def grouping_columns(tables: Mapping[str, TableSchema], name: str) -> tuple[str, ...]:
-    """Return the operator's grouping columns, which a row is hashed by; empty if they are not certain."""
+    """Return the operator's grouping columns, whose values are hashed; empty if they cannot be determined."""
     names = tables[name].key.names
     if own := _OWN_KEYS.get(name[:2]):
         return tuple(names[:-own])

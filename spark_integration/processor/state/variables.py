@@ -7,7 +7,7 @@
     getListState("visits", "page string")      l.visits    k…, seq        page
     getMapState("seen", "id long", "n long")   m.seen      k…, entry.id   n
 
-A variable with a TTL has the column ``expires_ms`` besides, and an index: `holdfast.spark_integration.ttl.expiry`.
+A variable with a TTL also has the column ``expires_ms`` and an index: `holdfast.spark_integration.ttl.expiry`.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from holdfast.spark_integration.ttl.expiry import EXPIRES, expiring_tables
 
 @dataclass(frozen=True)
 class StateVariable:
-    """What a processor declares by ``getValueState``, ``getListState`` or ``getMapState``."""
+    """A declaration by ``getValueState``, ``getListState`` or ``getMapState``."""
 
     name: str
     kind: Kind
-    schema: StructType  #: Of the value, an element, or an entry's value
-    user_key: StructType | None = None  #: Of a map's keys
-    ttl_ms: int | None = None  #: How long a value, element or entry lives after it was last written; None for ever
+    schema: StructType  #: The schema of the value, of an element or of an entry's value
+    user_key: StructType | None = None  #: The schema of a map's keys
+    ttl_ms: int | None = None  #: Time to live after the last write of a value, element or entry; None for ever
 
     @property
     def table(self) -> str:
-        """Name of the table that holds it."""
+        """The name of the variable's table."""
         return table_of(self.kind, self.name)
 
     @property
     def what(self) -> str:
-        """What to call its schema in an error."""
+        """The variable's description in errors."""
         return f"{self.kind} state {self.name!r}"
 
     def tables(self, key_types: pa.Schema) -> Mapping[str, TableSchema]:
-        """Return the schemas of its tables, for grouping keys of these types. Raises `InvalidArgumentError`."""
+        """Return the schemas of the variable's tables for these grouping key types. Raises `InvalidArgumentError`."""
         values = arrow_schema(self.schema, self.what, keep_not_null=True)
         keys = pa.schema([*key_types, *self._own_key_types(key_types)])
         if self.ttl_ms is None:
             return {self.table: TableSchema.of(self.table, keys, values)}
         if EXPIRES in values.names:
-            raise InvalidArgumentError(f"{self.what}: with a TTL, {EXPIRES!r} is holdfast's own column: rename yours")
+            raise InvalidArgumentError(f"{self.what}: with a TTL, holdfast adds a column {EXPIRES!r}: rename yours")
         return expiring_tables(self.table, keys, values)
 
     def _own_key_types(self, key_types: pa.Schema) -> pa.Schema:
