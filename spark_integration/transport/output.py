@@ -43,6 +43,7 @@ from holdfast.spark_integration.transport.python_stage import prepared
 
 #: From so many shards on, each a task of every micro-batch, a Python stage that unpacks costs more than it saves. With
 #: two, lists took 1.06 and 1.09 times the CPU of blobs for 1,000 rows, and 1.09 times for a million: more of the JVM.
+#: Once that has compiled the code, 1.00 and 0.93 times for 1,000, but what a million takes then is not known.
 MANY_SHARDS = 64
 #: Of one list: Spark's JVM holds it as an array of rows, of which each takes 24 bytes and more, however small in Arrow.
 _LISTED_ROWS_MAX = 1 << 17
