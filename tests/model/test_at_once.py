@@ -27,6 +27,8 @@ from holdfast.snapshotter.savepoints.savepoints import (
     begin_savepoint,
     delete_savepoint,
     find_savepoint,
+    savepoint_folder,
+    unnamed_keys,
     verify_savepoint,
     write_pieces,
 )
@@ -343,10 +345,11 @@ def require_whole(moment: Moment, threads: ThreadPoolExecutor) -> None:
 
 
 def test_of_two_makers_the_first_one_has_the_name(threads: ThreadPoolExecutor) -> None:
-    """Its savepoint is whole, and the other one is told; whichever of its requests each stands still before."""
+    """Its savepoint is whole, the other one is told and leaves nothing, whichever requests they stand still before."""
     for moment in filter(Moment.has_ended, every_order(MAKERS)):
         (made,) = [one for one in moment.returned() if isinstance(one, Savepoint)]
         assert find_savepoint(moment.storage(), NAME) == made, str(moment)
+        assert unnamed_keys(savepoint_folder(moment.storage(), NAME).list(""), made) == [], str(moment)
         require_whole(moment, threads)
 
 
