@@ -1,1 +1,1 @@
-"""Look-ups in queries from outside, without Spark: keys, their history, pages of rows, differences."""
+"""Reads a query's state without Spark: lookups by key, a key's history, pages of rows, differences."""

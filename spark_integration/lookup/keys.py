@@ -1,16 +1,16 @@
-"""Keys as users write them, and tables as users see them.
+"""Parses keys given by users, and shows tables to users.
 
-The key or shards to read are options, so they apply to one read only.
+The key or shards to read are options of a single read.
 
-Spark's ``xxhash64`` of one key, computed without Spark, decides its shard and its place there. Spark hashes column by
-column, each with the hash so far as its seed, and leaves nulls out::
+Spark's ``xxhash64`` of a key, computed without Spark, determines the key's shard and its place in the shard. Spark
+hashes column by column, uses the preceding hash as seed, and skips nulls::
 
-    42 ──▶ XXH64(user, seed 42) ──▶ XXH64(day as four bytes, seed: the hash so far) ──▶ …
+    42 ──▶ XXH64(user, seed 42) ──▶ XXH64(day as four bytes, seed: preceding hash) ──▶ …
 
-What is hashed of a value are these bytes, little endian: of bool, tinyint, smallint, int, date and float four; of
-bigint, timestamps, intervals, double and decimals of up to 18 digits eight; of string and binary all; of larger
-decimals those of a big-endian number without superfluous ones. Each element of an array and each field of a struct is
-hashed as a column is.
+These bytes of a value are hashed, in little-endian order: four bytes of bool, tinyint, smallint, int, date and float;
+eight bytes of bigint, timestamps, intervals, double and decimals of up to 18 digits; all bytes of string and binary. A
+larger decimal is hashed as its shortest big-endian representation. Array elements and struct fields are hashed like
+columns.
 
 A table is shown as key columns, then value columns, under distinct names.
 """
@@ -41,14 +41,14 @@ from holdfast.spark_integration.spark_state.query_location import json_object
 
 _SEED = 42
 _LONG_DIGITS = 18
-# Of Python's own, 28, a decimal of Spark's may have more.
+# Spark's decimals may have more digits than Python's default precision of 28.
 _ALL_DIGITS = Context(prec=38)
 _CANONICAL_NAN = {4: b"\x00\x00\xc0\x7f", 8: b"\x00\x00\x00\x00\x00\x00\xf8\x7f"}
 _STRETCH = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 def hash_of_key(key: Iterable[pa.Scalar]) -> int | None:
-    """Return the hash of a key, as unsigned; None if a column has a type that only Spark hashes."""
+    """Return the unsigned hash of a key, or None if only Spark can hash a column's type."""
     seed = _SEED
     for value in key:
         hashed = _hash(value, seed)
@@ -73,7 +73,7 @@ def _hash(value: pa.Scalar, seed: int) -> int | None:
 
 
 def _is_known(t: pa.DataType) -> bool:
-    """Tell whether values of a type can be hashed here; Spark hashes no maps."""
+    """Return whether `hash_of_key` supports the type; Spark does not hash maps."""
     if pa.types.is_large_list(t) or pa.types.is_struct(t):
         return all(_is_known(t.field(i).type) for i in range(t.num_fields))
     return not pa.types.is_nested(t)
@@ -105,20 +105,20 @@ def _decimal_bytes(value: pa.Scalar) -> bytes:
     unscaled = int(value.as_py().scaleb(value.type.scale, _ALL_DIGITS))
     if value.type.precision <= _LONG_DIGITS:
         return struct.pack("<q", unscaled)
-    # As Java's BigInteger.toByteArray: a bit more than the number has, for its sign.
+    # As in Java's BigInteger.toByteArray, with one bit for the sign.
     bits = (unscaled if unscaled >= 0 else ~unscaled).bit_length()
     return unscaled.to_bytes(bits // 8 + 1, "big", signed=True)
 
 
 @dataclass(frozen=True)
 class ShardRanges:
-    """Stretches of shards, both ends included."""
+    """Inclusive ranges of shards."""
 
     stretches: tuple[tuple[int, int], ...]
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse a text like ``0,3-5``; an empty one names no shards. Raises `InvalidArgumentError`."""
+        """Parse a text like ``0,3-5``; an empty text selects no shards. Raises `InvalidArgumentError`."""
         found = [_STRETCH.fullmatch(part.strip()) for part in text.split(",") if part.strip()]
         stretches = tuple((int(one[1]), int(one[2] or one[1])) for one in found if one)
         if not all(found) or (text.strip() and not found) or any(last < first for first, last in stretches):
@@ -129,13 +129,13 @@ class ShardRanges:
         return any(first <= shard <= last for first, last in self.stretches)
 
     def require_below(self, shards: int) -> None:
-        """Check that an operator with this many shards has all of these; raises `InvalidArgumentError`."""
+        """Raise `InvalidArgumentError` if a range exceeds an operator's number of shards."""
         if beyond := [last for _, last in self.stretches if last >= shards]:
             raise InvalidArgumentError("the operator has no such shard", shard=max(beyond), shards=shards)
 
 
 def shards_option(shards: object) -> str:
-    """Return the option's text for some shards. Raises `InvalidArgumentError`."""
+    """Encode shards as the text of the `shards` option. Raises `InvalidArgumentError`."""
     found = None if isinstance(shards, str) or not isinstance(shards, Iterable) else list(shards)
     if found is None or any(isinstance(n, bool) or not isinstance(n, Integral) or n < 0 for n in found):
         raise InvalidArgumentError("shards must be a list of whole numbers; omit it for all shards", shards=shards)
@@ -143,9 +143,9 @@ def shards_option(shards: object) -> str:
 
 
 def key_option(key: object) -> str:
-    """Return the option's text for a key. Raises `InvalidArgumentError`."""
+    """Encode a key as the text of the `key` option. Raises `InvalidArgumentError`."""
     if not isinstance(key, Mapping) or any(not isinstance(name, str) for name in key):
-        raise InvalidArgumentError('a key names its columns, such as {"user": "ann"}', key=key)
+        raise InvalidArgumentError('a key must name its columns, as in {"user": "ann"}', key=key)
     return json.dumps({name: _as_json(name, value) for name, value in key.items()})
 
 
@@ -164,7 +164,7 @@ def _as_json(name: str, value: object) -> object:
 
 
 def parse_key(text: str) -> dict[str, Any]:
-    """Parse a key like ``{"user": "ann"}``; raises `InvalidArgumentError`."""
+    """Parse a key like ``{"user": "ann"}``. Raises `InvalidArgumentError`."""
     key = json_object(text)
     if not key:
         raise InvalidArgumentError('the option key must look like {"user": "ann"}', key=text[:200])
@@ -172,7 +172,7 @@ def parse_key(text: str) -> dict[str, Any]:
 
 
 def keys_of(table: TableSchema, grouping: Sequence[str], keys: Sequence[Mapping[str, Any]]) -> Keys:
-    """Return keys of a table, given as JSON has them, with their hashes. Raises `InvalidArgumentError`."""
+    """Convert keys with JSON values to a table's keys and hashes. Raises `InvalidArgumentError`."""
     rows, hashes = [], []
     for key in keys:
         if set(key) != set(grouping):
@@ -199,7 +199,7 @@ def keys_of(table: TableSchema, grouping: Sequence[str], keys: Sequence[Mapping[
 
 
 def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
-    """Return the key that texts like ``user=ann`` name, or one text like ``{"user": null}``."""
+    """Parse a key from texts like ``user=ann``, or from a single text like ``{"user": null}``."""
     if len(pairs) == 1 and pairs[0].lstrip().startswith("{"):
         return parse_key(pairs[0])
     key: dict[str, Any] = {}
@@ -215,13 +215,13 @@ def _scalar(name: str, value: object, t: pa.DataType) -> pa.Scalar:
     try:
         return pa.scalar(_storable(value, t), t)
     except (pa.ArrowException, TypeError, ValueError, OverflowError, binascii.Error) as exc:
-        from holdfast.spark_integration.spark_types import type_name  # here alone a look-up needs PySpark
+        from holdfast.spark_integration.spark_types import type_name  # imported late: lookups need PySpark only for this error
 
         raise InvalidArgumentError(f"the key's {name!r} has the wrong type: {exc}", type=type_name(t)) from exc
 
 
 def _storable(value: object, t: pa.DataType) -> object:
-    """Return a value as Arrow stores it unchanged: Arrow would drop digits, times or zones, and find another key."""
+    """Convert a value without loss: Arrow might drop digits, times or zones, and so find a wrong key."""
     types = pa.types
     if value is None:
         return None
@@ -254,7 +254,7 @@ def _is_of_type(value: object, t: pa.DataType) -> bool:
     if types.is_decimal(t):
         return isinstance(value, Integral | Decimal)
     if types.is_timestamp(t):
-        # A time without a zone differs by zone.
+        # A time without a zone is ambiguous.
         return isinstance(value, dt.datetime) and (value.tzinfo is None) == (t.tz is None)
     if types.is_date(t):
         return isinstance(value, dt.date) and not isinstance(value, dt.datetime)
@@ -266,7 +266,7 @@ def _is_of_type(value: object, t: pa.DataType) -> bool:
 
 
 def shown_columns(schema: TableSchema) -> pa.Schema:
-    """Return a table's columns as users see them; case-insensitive clashes become ``key.…`` or ``value.…``."""
+    """Return a table's columns as shown to users; names that clash, ignoring case, get ``key.`` or ``value.``."""
     names: list[str] = []
     for side, prefix in ((schema.key, "key."), (schema.value, "value.")):
         for name in side.names:
@@ -275,7 +275,7 @@ def shown_columns(schema: TableSchema) -> pa.Schema:
 
 
 def free_name(name: str, taken: Collection[str], prefix: str) -> str:
-    """Return a name, prefixed until it differs from all others, ignoring case."""
+    """Return `name`, prefixed until it differs from all `taken` names, ignoring case."""
     folded = {other.casefold() for other in taken}
     while name.casefold() in folded:
         name = prefix + name
@@ -283,14 +283,14 @@ def free_name(name: str, taken: Collection[str], prefix: str) -> str:
 
 
 def as_table(schema: TableSchema, runs: Sequence[Run]) -> pa.Table:
-    """Return runs of a schema as one table."""
+    """Concatenate runs into a table."""
     columns = shown_columns(schema)
     batches = [pa.RecordBatch.from_arrays([*r.keys.columns, *r.values.columns], schema=columns) for r in runs]
     return pa.Table.from_batches(batches, schema=columns)
 
 
 def same_rows(one: Mapping[str, pa.Table], other: Mapping[str, pa.Table]) -> bool:
-    """Tell whether tables hold the same values in the same order; NaN equals NaN, unlike in Arrow."""
+    """Return whether tables hold the same values in the same order; unlike in Arrow, NaN equals NaN."""
     return one.keys() == other.keys() and all(_content(one[name]).equals(_content(other[name])) for name in one)
 
 

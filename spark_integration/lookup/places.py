@@ -1,16 +1,16 @@
-"""A query's two directories, each found from the other.
+"""Finds a query's checkpoint location from its state directory, and the reverse.
 
 ::
 
     checkpointLocation ── newest pointer ─▶ spark.holdfast.state.dir
                        ◀───── note ────────
 
-The pointer names the directory that its micro-batch wrote to, so one that was moved is found again after the query's
-next micro-batch. What is found must have the state of this query: a location may have been copied.
+A pointer names the directory that its micro-batch wrote to, so a moved directory is found after the query's next
+micro-batch. The directory must hold this query's state, since a location may have been copied.
 
-A note (`holdfast.snapshotter.ownership.queries`) is untrusted text, and as old as the last run that knew. So it
-is opened only if it is a local path, or on the state directory's own store. It counts only if the location agrees: the
-query's id, its pointers, which name this directory, and Spark's plan, which is no older than the newest claim.
+A note (`holdfast.snapshotter.ownership.queries`) is untrusted text and may be outdated. So its location is opened only
+if it is a local path or on the state directory's store. A note is valid only if its location has the query's id, has
+pointers that name this state directory, and has a micro-batch planned that is no older than the newest claim.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from holdfast.spark_integration.spark_state.query_location import QueryLocation
 _THREADS = 16
 #: In a query with many operators, this many tell when it was at work.
 _CLAIMS_MAX = 8
-#: In a directory with many queries, this many are described; each takes some requests.
+#: Upper limit of queries described in an error; each description takes several requests.
 _DESCRIBED_MAX = 20
 _IS_RECORD = re.compile(r"[^/]+/operator")
 _NAME_IT = "name the state directory with --state-dir, or as the argument state_dir"
@@ -48,9 +48,9 @@ _NOTED = "the checkpointLocation that the state directory notes"
 def places_of(
     given: str | Path, state_dir: str | Path | None, options: Mapping[str, object], operator: str | None = None
 ) -> tuple[str, str]:
-    """Return a query's checkpoint location and state directory; either may be given alone.
+    """Return a query's checkpoint location and state directory, given one or both of them.
 
-    With `state_dir`, `given` is the location, and nothing is checked; `operator` tells the query from others.
+    With `state_dir`, `given` is the location and nothing is checked. `operator` selects the query.
     """
     if state_dir is not None and not _is_same(str(given), str(state_dir)):
         return str(given), str(state_dir)
@@ -58,13 +58,13 @@ def places_of(
     if found is not None:
         return found
     with open_storage(str(given), options) as storage:
-        return str(given), _state_dir_of(storage, QueryLocation(storage).query_id(), options)  # says what it is not
+        return str(given), _state_dir_of(storage, QueryLocation(storage).query_id(), options)  # query_id raises a clear error
 
 
 def find_places(
     given: str | Path, options: Mapping[str, object], operator: str | None = None
 ) -> tuple[str, str] | None:
-    """Return what `places_of` does for one of them; None if it is neither."""
+    """Like `places_of` for a single directory; returns None if `given` is neither."""
     with open_storage(str(given), options) as storage:
         query_id = QueryLocation(storage).find_id()
         if query_id is not None:
@@ -81,7 +81,7 @@ def find_places(
 
 
 def find_state_dir(location: str | Path, options: Mapping[str, object], query_id: str | None = None) -> str:
-    """Return the state directory of the query that has this checkpoint location, and perhaps is known as `query_id`."""
+    """Return the state directory of the query at this checkpoint location; `query_id` overrides the query's id."""
     with open_storage(str(location), options) as storage:
         return _state_dir_of(storage, query_id or _query_of(storage), options)
 
@@ -93,23 +93,23 @@ def require_query(location: str | Path, options: Mapping[str, object]) -> None:
 
 
 def query_at(location: str | Path, options: Mapping[str, object]) -> str | None:
-    """Return the id of the query at a checkpoint location; None for other locations."""
+    """Return the id of the query at a checkpoint location, or None for other locations."""
     with open_storage(str(location), options) as storage:
         return QueryLocation(storage).find_id()
 
 
 def require_no_state_directory(location: ObjectStorage) -> None:
-    """Raise InvalidArgumentError if the location is a state directory, not a checkpoint location."""
+    """Raise `InvalidArgumentError` if the location is a state directory, not a checkpoint location."""
     by_query = _records_by_query(location)
     if by_query:
         raise _is_state_directory(location, "", by_query)
 
 
 def location_of(noted: NotedLocation, states: ObjectStorage, options: Mapping[str, object]) -> str:
-    """Return the checkpoint location that a state directory notes, verified. Raises `NotFoundError`."""
+    """Verify the checkpoint location noted in a state directory, and return it. Raises `NotFoundError`."""
     facts = {"checkpoint_location": noted.location, "noted_on": noted.host, "query": noted.query_id}
     place, home = parse_url(noted.location), parse_url(states.url)
-    if place.scheme == home.scheme == "hdfs" and not home.authority:  # of fs.defaultFS, which Spark calls by its name
+    if place.scheme == home.scheme == "hdfs" and not home.authority:  # on fs.defaultFS, whose name Spark adds to URLs
         place = place._replace(authority="")
     if place.scheme != "file" and place.store != home.store:
         raise NotFoundError(
@@ -160,7 +160,7 @@ def _require_agreement(
 
 
 def _noted(storage: ObjectStorage, by_query: Mapping[str, list[OperatorRecord]], options: Mapping[str, object]) -> str:
-    """Return the location of the only query of a state directory."""
+    """Return the noted location of a state directory's only query."""
     if len(by_query) > 1:
         raise _is_state_directory(storage, ", of several queries", by_query)
     try:
@@ -244,7 +244,7 @@ def _require_state_of(storage: ObjectStorage, query_id: str, row: PointerRow) ->
             owner=None if record is None else record.query_id,
             query=row.query,
         )
-    # State that began in a task which Spark told no query bears an id made of the run's.
+    # If Spark did not tell a task the query, the new state's query id is derived from the run's id.
     is_substitute = row.query.startswith(record.run_id)
     if query_id != row.query and not is_substitute and find_origin(storage, query_id) is None:
         raise NotFoundError(
@@ -256,10 +256,10 @@ def _require_state_of(storage: ObjectStorage, query_id: str, row: PointerRow) ->
 
 
 def _records_by_query(location: ObjectStorage) -> dict[str, list[OperatorRecord]]:
-    """Return the records of a state directory's operators by query; none if it is unreadable, or not one."""
+    """Return the operators' records of a state directory by query; empty if it is unreadable or has none."""
 
     def read(key: str) -> OperatorRecord | None:
-        with suppress(CorruptionError):  # which hides no other query
+        with suppress(CorruptionError):  # other queries are still listed
             return find_operator(location, key.removesuffix("/operator"))
         return None
 
@@ -268,7 +268,7 @@ def _records_by_query(location: ObjectStorage) -> dict[str, list[OperatorRecord]
         records = sorted(info.key for info in location.list("") if _IS_RECORD.fullmatch(info.key))
         with ThreadPoolExecutor(_THREADS) as executor:
             found = list(executor.map(read, records))
-    except HoldfastError:  # as of a folder that is not ours to list: what is known of it already says more
+    except HoldfastError:  # such as a folder without list permission: the caller's error says more
         return by_query
     for record in found:
         if record is not None:
@@ -277,9 +277,9 @@ def _records_by_query(location: ObjectStorage) -> dict[str, list[OperatorRecord]
 
 
 def _described(storage: ObjectStorage, query_id: str, records: list[OperatorRecord]) -> str:
-    """Describe a query as people know it: name, operators, when it last worked, and where."""
+    """Describe a query by its name, operators, last activity and host."""
     own, noted = [], None
-    with suppress(HoldfastError):  # damaged: what else is known still helps
+    with suppress(HoldfastError):  # damaged objects: describe the rest
         claims = [find_claim(storage, record.operator) for record in records[:_CLAIMS_MAX]]
         own = [claim for claim in claims if claim is not None and claim.query_id == query_id]
         noted = find_noted(storage, query_id)

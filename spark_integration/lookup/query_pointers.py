@@ -1,4 +1,4 @@
-"""The operators of a query, the pointers of their shards after a micro-batch, and readers of these shards."""
+"""Reads a query's operators, the pointers of their shards after a micro-batch, and the shards."""
 
 from __future__ import annotations
 
@@ -35,44 +35,44 @@ from holdfast.spark_integration.timers import TIMERS
 
 _KEPT_READERS = 16
 _KNOWN_MS = 3_000
-#: A value for each column that the operator is grouped by: ``{"user": "ann"}``.
+#: A value for each grouping column of the operator: ``{"user": "ann"}``.
 Key = Mapping[str, Any]
-#: A shard's directory, and its pointer.
+#: A shard's directory and pointer.
 ShardAt = tuple[str, PointerRow]
 _KEPT_BATCHES = 128
 
 
 class ShardReaders:
-    """Readers of a query's shards, one thread per shard at a time. `executor` must not run the caller."""
+    """Reads a query's shards, each in one thread at a time. The caller must not run in `executor`."""
 
     def __init__(self, storage: ObjectStorage, executor: Executor) -> None:
         self._storage, self._executor = storage, executor
-        #: Unused readers, by shard; and the number of users of each.
+        #: Idle readers and locks, by shard.
         self._readers: OrderedDict[str, VersionReader] = OrderedDict()
         self._turns: dict[str, threading.Lock] = {}
         self._records: dict[str, tuple[int, OperatorRecord | None, StoredTables | None]] = {}
         self._lock = threading.Lock()
 
     def record(self, directory: str) -> OperatorRecord | None:
-        """Return the record of an operator's directory; None if there is none. Raises CorruptionError."""
+        """Return the record of an operator's directory, or None without a record. Raises `CorruptionError`."""
         return self._known(directory)[0]
 
     def tables(self, directory: str) -> StoredTables:
         """Return the current tables of an operator's directory. Raises `NotFoundError`, `CorruptionError`."""
         record, stored = self._known(directory)
         if record is None or stored is None:
-            read_operator(self._storage, directory)  # says what is missing
+            read_operator(self._storage, directory)  # raises an error that says what is missing
             return self.tables(directory)
         return stored
 
     def require(self, directory: str, rows: Sequence[PointerRow]) -> int:
-        """Return how many shards the pointers' operator has. Raises `NotFoundError`, `SchemaMismatchError`."""
+        """Return the number of shards of the pointers' operator. Raises `NotFoundError`, `SchemaMismatchError`."""
         record = self.record(directory) or read_operator(self._storage, directory)
         require_state_of(rows, record, self._storage.url)
         return record.shards
 
     def find(self, shard: ShardAt, table: TableSchema, prefixes: Keys) -> Run:
-        """Return the rows of some keys in a shard at its pointer; `table` is as they are shown."""
+        """Return the rows of keys in a shard at its pointer, in the shown schema `table`."""
         stored, at = self._held(shard, table)
         if stored is None or at is None:
             return no_rows(table)
@@ -80,14 +80,14 @@ class ShardReaders:
             return stored.shown(reader.find(at, table.name, prefixes), table)
 
     def first_rows(self, shard: ShardAt, table: TableSchema, first_hash: int, most: int) -> list[Run]:
-        """Return at least `most` rows from a hash on, ascending by hash; fewer if there are no more."""
+        """Return at least `most` rows with `first_hash` or greater hashes, ascending; fewer at the shard's end."""
         stored, at = self._held(shard, table)
         if stored is None or at is None:
             return []
         with self._reader(shard, stored) as reader:
             try:
                 return _taken(reader.scan(at, table.name, first_hash), stored, table, most)
-            except CorruptionError:  # of the snapshot, perhaps: the second scan goes around it
+            except CorruptionError:  # a second scan avoids a damaged snapshot
                 return _taken(reader.scan(at, table.name, first_hash), stored, table, most)
 
     def all_rows(self, shard: ShardAt, table: TableSchema) -> Run:
@@ -96,7 +96,7 @@ class ShardReaders:
         return merge_runs(runs, drop_deletes=True) if runs else no_rows(table)
 
     def written_between(self, before: PointerRow, shard: ShardAt, table: TableSchema) -> Keys | None:
-        """Return the keys written in a shard since a pointer; None if its version does not build on that one."""
+        """Return the keys written in a shard since the pointer `before`, or None if the shard does not build on it."""
         stored, at = self._held(shard, table)
         if stored is None or at is None or before.pointer is None:
             return None
@@ -109,7 +109,7 @@ class ShardReaders:
                 if run is not None:
                     found.append(run)
                 if before.pointer in commit.lineage.since:
-                    break  # the earlier version was carried, and this commit holds its writes, too
+                    break  # the earlier version was carried; this commit includes its writes
                 last = commit.lineage.last
                 if last is None or last.version < before.pointer.version:
                     return None
@@ -123,14 +123,14 @@ class ShardReaders:
         return Keys(keys.hashes, keys.keys)
 
     def _held(self, shard: ShardAt, table: TableSchema) -> tuple[StoredTables | None, At | None]:
-        """Return the tables of a shard's directory, and its version; none where it has nothing of a table."""
+        """Return the tables of a shard's directory and the shard's version, or Nones if the shard lacks the table."""
         directory, row = shard
         if row.pointer is None or table.name not in (stored := self.tables(directory)).held:
             return None, None
         return stored, At(row.pointer, row.carried)
 
     def _known(self, directory: str) -> tuple[OperatorRecord | None, StoredTables | None]:
-        """Return an operator's record and tables; a run's declarations appear within seconds."""
+        """Return an operator's record and tables, cached for `_KNOWN_MS`."""
         with self._lock:
             at_ms, record, stored = self._records.get(directory, (-_KNOWN_MS, None, None))
         now_ms = clock.monotonic_ms()
@@ -150,7 +150,7 @@ class ShardReaders:
             with self._lock:
                 reader = self._readers.pop(prefix, None)
             if reader is not None and reader.tables != stored.held:
-                reader.close()  # a run has declared more since
+                reader.close()  # a run has declared more tables
                 reader = None
             reader = reader or VersionReader(self._storage, prefix, stored.held, self._executor, working_directory)
             try:
@@ -162,14 +162,14 @@ class ShardReaders:
                         self._readers.popitem(last=False)[1].close()
 
     def close(self) -> None:
-        """Remove what was read."""
+        """Close all idle readers."""
         with self._lock:
             while self._readers:
                 self._readers.popitem()[1].close()
 
 
 def _taken(rows: Iterator[Run], stored: StoredTables, table: TableSchema, most: int) -> list[Run]:
-    """Return at least this many first rows, as shown."""
+    """Return the first rows, at least `most`, in the shown schema."""
     runs: list[Run] = []
     count = 0
     for run in rows:
@@ -182,34 +182,34 @@ def _taken(rows: Iterator[Run], stored: StoredTables, table: TableSchema, most: 
 
 @dataclass(frozen=True)
 class StoredOperator:
-    """One of holdfast's operators as it was after a micro-batch."""
+    """An operator of holdfast after a micro-batch."""
 
     name: str
     batch_id: int  #: The micro-batch
-    number: int  #: Spark's number of the operator that holds the pointers
-    host: str  #: Spark's name of it
-    shards: int  #: How many the operator has
-    tables: Mapping[str, TableSchema]  #: Those that users see, with the columns that are declared by now
-    #: By directory below the state directory, ascending by shard. A shard that never had rows has none; the attribute
-    #: ``pointer`` of one without state is None.
+    number: int  #: The number of Spark's operator that holds the pointers
+    host: str  #: The name of Spark's operator
+    shards: int  #: The operator's number of shards
+    tables: Mapping[str, TableSchema]  #: The tables shown to users, with their currently declared columns
+    #: By directory below the state directory, ascending by shard. A shard that never had rows is absent; the attribute
+    #: ``pointer`` of a shard without state is None.
     pointers: Mapping[str, tuple[PointerRow, ...]]
 
     @cached_property
     def grouping(self) -> tuple[str, ...]:
-        """The key columns that the operator is grouped by."""
+        """The operator's grouping columns."""
         return grouping_of(self.tables)
 
     @cached_property
     def places(self) -> dict[int, ShardAt]:
-        """Directory and pointer of each shard that was read."""
+        """The directory and pointer of each shard."""
         return {row.shard: (directory, row) for directory, rows in self.pointers.items() for row in rows}
 
 
 def grouping_of(tables: Mapping[str, TableSchema]) -> tuple[str, ...]:
-    """Return an operator's grouping columns, given the tables that users see."""
+    """Return an operator's grouping columns, given the tables shown to users."""
     if certain := next(filter(None, (grouping_columns(tables, name) for name in tables)), ()):
         return certain
-    # A processor with maps only, or none but timers: each has key columns of its own behind those of the group.
+    # The processor has only maps or timers, whose key columns follow the grouping columns.
     if TIMERS in tables:
         return tuple(tables[TIMERS].key.names[:-1])
     names: list[str] = next((schema.key.names for schema in tables.values()), [])
@@ -219,32 +219,32 @@ def grouping_of(tables: Mapping[str, TableSchema]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class KeyVersion:
-    """What a key held from one micro-batch on."""
+    """A key's rows since a micro-batch."""
 
-    batch_id: int  #: The first retained micro-batch after which it held this
-    batch_ms: int  #: When that micro-batch was planned, in ms since 1970
-    is_oldest: bool  #: Whether nothing older is retained: it may have held this before
-    tables: Mapping[str, pa.Table]  #: Its rows by table, as `StoredQuery.get` returns them
+    batch_id: int  #: The first retained micro-batch after which the key had these rows
+    batch_ms: int  #: Time at which the micro-batch was planned, in ms since 1970
+    is_oldest: bool  #: Whether nothing older is retained, so the rows may be older
+    tables: Mapping[str, pa.Table]  #: The key's rows by table, as `StoredQuery.get` returns them
 
 
 @dataclass(frozen=True)
 class Page:
-    """Some rows of a shard, in the order of their hashes."""
+    """A page of a shard's rows, ordered by hash."""
 
     rows: pa.Table  #: The key columns, then the value columns
-    after: str | None  #: What gives the next page; None on the last one
+    after: str | None  #: Argument for the next page; None on the last page
 
 
 @dataclass(frozen=True)
 class Held:
-    """One of Spark's operators, and the pointers read from it."""
+    """An operator of Spark, and the pointers that it holds."""
 
     operator: StateOperator
     rows: tuple[PointerRow, ...]
 
 
 class QueryPointers:
-    """The pointers of a query. Safe for many threads. `executor`: must not run the caller."""
+    """Reads a query's pointers. Thread-safe. The caller must not run in `executor`."""
 
     def __init__(self, location: ObjectStorage, executor: Executor) -> None:
         self._storage, self._executor = location, executor
@@ -256,8 +256,8 @@ class QueryPointers:
 
     @property
     def query_id(self) -> str:
-        """The query's id; raises InvalidArgumentError if the location is not a query's."""
-        if self._query_id is None:  # no `cached_property`: in Python 3.11 all queries would wait for one that hangs
+        """The query's id. Raises `InvalidArgumentError` if the location is not a query's."""
+        if self._query_id is None:  # not a `cached_property`, whose lock in Python 3.11 is shared by all queries
             self._query_id = self.log.query_id()
         return self._query_id
 
@@ -267,7 +267,7 @@ class QueryPointers:
         return self._storage.url
 
     def batch(self, batch_id: int | None) -> LoggedBatch:
-        """Return Spark's log of a micro-batch, by default the last committed one. Raises `NotFoundError`."""
+        """Return Spark's log of a micro-batch, by default the last committed. Raises `NotFoundError`."""
         number = batch_id
         if number is None:
             committed = self.log.committed()
@@ -277,7 +277,7 @@ class QueryPointers:
         return self._of(number)[0]
 
     def held(self, batch_id: int, partitions: Collection[int] | None = None) -> list[Held]:
-        """Return the operators with holdfast's pointers after a micro-batch, read from all or some partitions."""
+        """Return the operators with holdfast's pointers after a micro-batch, read from all or the given partitions."""
         _, stores, operators = self._of(batch_id)
         found = []
         for operator in operators:
@@ -288,7 +288,7 @@ class QueryPointers:
         return found
 
     def of_shards(self, batch_id: int, shards: Iterable[int]) -> list[Held]:
-        """Return `held` operators with at least these shards' pointers; raises the errors of `held`."""
+        """Like `held`, but may omit pointers of other shards. Raises the errors of `held`."""
         wanted = set(shards)
         _, _, operators = self._of(batch_id)
         numbers = {operator.partitions for operator in operators if operator.partitions}
@@ -301,7 +301,7 @@ class QueryPointers:
         try:
             batch = self.log.logged(batch_id)
         except NotFoundError:
-            batch = self.log.batch(batch_id)  # whose error says which there are
+            batch = self.log.batch(batch_id)  # raises an error that lists the micro-batches
         found = batch, StateStores.of(batch, self._storage.url), self._operators.at(batch_id)
         with self._lock:
             self._batches[batch_id] = found

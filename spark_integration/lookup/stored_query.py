@@ -1,16 +1,16 @@
-"""A query read from outside: its operators, their shards' pointers after a micro-batch, and their rows.
+"""Reads a query's stored state from outside: its operators, their shards' pointers and their rows.
 
 ::
 
     checkpointLocation                          spark.holdfast.state.dir
         offsets/7, commits/7                        <operator>/operator, schemas/…
         state/0/3/…  ──pointer──▶                   <operator>/shard-0003/commits/…, snapshots/…, files/…
-        └─ read without Spark ─┘                    └─ only what holds the wanted keys ─┘
+        └─ read without Spark ─┘                    └─ only objects with wanted keys ───┘
 
-Nothing is written anywhere, and nothing starts a JVM: the query may run meanwhile, on any machine. A micro-batch can be
-read for as long as the query could return to it.
+Reading writes nothing and starts no JVM; the query may be running, on any machine. A micro-batch can be read as long as
+the query could return to it.
 
-Two versions of a table are compared by the writes between them if these are known, else as a whole.
+Two versions of a table are compared by the writes between them if known, else as a whole.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ from holdfast.spark_integration.timers import is_by_time
 from holdfast.spark_integration.transport.routes import shards_of
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
-#: Keys of one look-up.
+#: Upper limit of keys per lookup.
 KEYS_MAX = 10_000
 _PAGE_ROWS_MAX = 100_000
-#: Where a page of a shard's rows begins: at a hash, after the rows of it that were already shown.
+#: The start of a page: a hash, and the number of the hash's rows already shown.
 _PLACE = re.compile(r"([0-9a-f]{16})\+([0-9]{1,12})")
 _THREADS = 16
 _ATTEMPTS = 4
@@ -73,11 +73,11 @@ _Gone = (NotFoundError, StateLostError, CorruptionError)
 
 @dataclass(frozen=True)
 class RowChange:
-    """A key whose row differs."""
+    """The change of a key's row."""
 
     kind: str
-    key: dict[str, Any]  #: Its key columns
-    #: Its value columns; None if it has no row
+    key: dict[str, Any]  #: The key columns
+    #: The value columns; None without a row
     before: dict[str, Any] | None
     after: dict[str, Any] | None
 
@@ -85,16 +85,16 @@ class RowChange:
 class Differing(NamedTuple):
     """The rows of two runs that differ."""
 
-    removed: IntArray  #: Of the first run
-    #: Of both runs
+    removed: IntArray  #: Rows of the first run
+    #: Rows of the first and the second run
     changed: IntArray
     changed_to: IntArray
-    added: IntArray  #: Of the second run
-    equal: int  #: How many rows are equal
+    added: IntArray  #: Rows of the second run
+    equal: int  #: The number of equal rows
 
 
 def differing(before: Run, after: Run) -> Differing:
-    """Compare two runs of one schema, key by key, by the stored bytes of their values: -0.0 is not 0.0."""
+    """Compare two runs with the same schema key by key, by the stored bytes of values: -0.0 differs from 0.0."""
     at = after.find(Keys(before.hashes, before.keys))
     in_both = np.flatnonzero(at >= 0)
     values = [encode_values(take(r.values, pa.array(n))) for r, n in ((before, in_both), (after, at[in_both]))]
@@ -107,17 +107,17 @@ def differing(before: Run, after: Run) -> Differing:
 
 @dataclass
 class TableChanges:
-    """How a table differs."""
+    """The changes of a table."""
 
     table: str
-    #: Keys
+    #: Numbers of keys
     added: int = 0
     removed: int = 0
     changed: int = 0
-    rows: list[RowChange] = field(default_factory=list)  #: Some of them
+    rows: list[RowChange] = field(default_factory=list)  #: A sample of the changes
 
     def take(self, before: Run, after: Run, rows_max: int) -> None:
-        """Compare two runs of one schema: count the differences, and keep a limited number of rows."""
+        """Compare two runs with the same schema: count the differences, and keep up to `rows_max` rows."""
         found = differing(before, after)
         self.removed += len(found.removed)
         self.changed += len(found.changed)
@@ -146,7 +146,7 @@ def compare(
     other: ShardAt | None,
     rows_max: int,
 ) -> None:
-    """Add the differences of one shard's table to `changes`; raises if a version cannot be read."""
+    """Add the differences of a shard's table to `changes`. Raises if a version cannot be read."""
     if one and other and one[1].pointer == other[1].pointer:
         return
     keys = readers.written_between(one[1], other, table) if one and other and one[0] == other[0] else None
@@ -158,14 +158,14 @@ def compare(
 
 
 class StoredQuery:
-    """A query's stored state, read from outside; made by `open_query`. Close it, best with a ``with`` statement.
+    """A query's stored state, opened by `open_query`. Close it, preferably by a ``with`` statement.
 
-    Threads: many; they take turns at a shard. Immutable objects are cached within a budget, so a history costs little
-    more than one look-up.
+    Safe for many threads, which take turns at a shard. Immutable objects are cached within a budget, so a history costs
+    little more than a lookup.
     """
 
     def __init__(self, location: ObjectStorage, storage: ObjectStorage, executor: ThreadPoolExecutor) -> None:
-        # The checkpoint location and the state directory; closed with this, as is what runs requests.
+        # `close` closes the checkpoint location, the state directory and the executor.
         self._location, self._storage, self._executor = location, storage, executor
         self._pointers = QueryPointers(location, executor)
         self._readers = ShardReaders(storage, executor)
@@ -177,69 +177,69 @@ class StoredQuery:
         Raises
         ------
         InvalidArgumentError
-            This is not the checkpoint location of a query.
+            If this is not a query's checkpoint location.
         """
         return self._pointers.query_id
 
     def batches(self) -> list[int]:
-        """Return the micro-batches that are committed and logged, ascending; the oldest may just be purged."""
+        """Return the committed, logged micro-batches, ascending; Spark may be purging the oldest."""
         return self._pointers.log.committed()
 
     def operators(self, batch_id: int | None = None) -> list[StoredOperator]:
-        """Return the holdfast operators after a micro-batch, by default the last committed one.
+        """Return holdfast's operators after a micro-batch, by default the last committed.
 
         Raises
         ------
         InvalidArgumentError
-            This is not the checkpoint location of a query, or its state cannot be read without Spark.
+            If this is not a query's checkpoint location, or its state cannot be read without Spark.
         NotFoundError
-            The micro-batch is not committed, or was purged; names the oldest one that can be read.
+            If the micro-batch is not committed or was purged; names the oldest readable micro-batch.
         """
         number = self._batch(batch_id).batch_id
         return [found for held in self._pointers.held(number) for found in self._of(number, held)]
 
     def directories(self) -> Mapping[str, str]:
-        """Return the operators' directories that the pointers name, with their query; see `operators` for errors."""
+        """Return the query by operator directory, as named by the pointers. Raises the errors of `operators`."""
         rows = [row for held in self._pointers.held(self._batch(None).batch_id) for row in held.rows]
         of_operators = by_operator(rows, self._pointers.url).values()
         return {directory: found[0].query for of in of_operators for directory, found in of.items()}
 
     def times(self) -> list[LoggedTimes]:
-        """Return when the logged micro-batches were planned and committed, ascending, even if incomplete."""
+        """Return the planning and commit times of logged micro-batches, even incomplete, ascending."""
         return self._pointers.log.times()
 
     def operator(self, name: str, batch_id: int | None = None) -> StoredOperator:
-        """Return one operator; raises the errors of `operators`, and NotFoundError if there is none of this name."""
+        """Return an operator. Raises the errors of `operators`, and `NotFoundError` for an unknown name."""
         return self._one(name, self._batch(batch_id).batch_id)
 
     def get(
         self, operator: str, keys: Key | Sequence[Key], *, table: str | None = None, batch_id: int | None = None
     ) -> dict[str, pa.Table]:
-        """Return the rows of some keys after a micro-batch.
+        """Return the rows of keys after a micro-batch.
 
         Parameters
         ----------
         keys : mapping, or sequence of mappings
             At most `KEYS_MAX`.
         table : str, optional
-            One of the operator's tables, a variable of a processor, or "timers"; by default all that users see.
+            A table of the operator, a variable of a processor, or "timers"; by default all tables shown to users.
         batch_id : int, optional
             By default the last committed micro-batch.
 
         Returns
         -------
         dict of str to pyarrow.Table
-            By table, the key columns and the value columns, as in `holdfast.read_state`; no rows for a key that holds
-            none.
+            The key and value columns by table, as in `holdfast.read_state`. A key without state has no
+            rows.
 
         Raises
         ------
         InvalidArgumentError
-            A key lacks a column, has one too many, or a value of another type.
+            If a key lacks a column, has an extra column, or has a value of the wrong type.
         NotFoundError
-            There is no such operator, table or micro-batch.
+            If there is no such operator, table or micro-batch.
         StateLostError, CorruptionError, UnavailableError
-            An object is missing or damaged, or the storage does not answer.
+            If an object is missing or damaged, or the storage does not respond.
         """
         wanted = sequence_of(keys)
         for attempt in range(_ATTEMPTS):
@@ -247,7 +247,7 @@ class StoredQuery:
             try:
                 return self._with_oldest(number, lambda at: self._get(operator, wanted, table, at))
             except _Gone:
-                # A running query moves on meanwhile, and cleans up behind it.
+                # A running query commits newer micro-batches and deletes old objects.
                 if batch_id is not None or attempt == _ATTEMPTS - 1 or self._batch(None).batch_id == number:
                     raise
         raise AssertionError("unreachable")
@@ -255,12 +255,12 @@ class StoredQuery:
     def history(
         self, operator: str, key: Key, *, table: str | None = None, batch_id: int | None = None
     ) -> Iterator[KeyVersion]:
-        """Yield what a key held, newest first, as far back as micro-batches are retained; raises the errors of `get`.
+        """Yield a key's versions over the retained micro-batches, newest first. Raises the errors of `get`.
 
         Parameters
         ----------
         batch_id : int, optional
-            Begin with what it held after this micro-batch.
+            Start with the version after this micro-batch.
         """
         last = self._batch(batch_id).batch_id
         numbers = [number for number in self.batches() if number <= last]
@@ -288,18 +288,18 @@ class StoredQuery:
         after: str | None = None,
         limit: int = 100,
     ) -> Page:
-        """Return some rows of a shard, beginning where an earlier page ended; raises the errors of `get`.
+        """Return a page of a shard's rows, after the previous page. Raises the errors of `get`.
 
         Parameters
         ----------
         after : str, optional
             The previous page's `Page.after`.
         limit : int
-            How many rows at most.
+            The largest number of rows.
         """
         if type(limit) is not int or not 0 < limit <= _PAGE_ROWS_MAX:
             raise InvalidArgumentError(
-                "limit must be at least 1, and no more than most", limit=limit, most=_PAGE_ROWS_MAX
+                "limit must be a whole number from 1 to most", limit=limit, most=_PAGE_ROWS_MAX
             )
         number = self._batch(batch_id).batch_id
         found = self.operator(operator, number)
@@ -313,12 +313,12 @@ class StoredQuery:
     def rows(
         self, operator: str, table: str, *, batch_id: int | None = None, at_once: int = 1
     ) -> tuple[TableSchema, Iterator[tuple[int, Run]]]:
-        """Return a table's columns, and its rows by shard, reading shards one by one; raises the errors of `get`.
+        """Return a table's columns, and iterate over its rows shard by shard. Raises the errors of `get`.
 
         Parameters
         ----------
         at_once : int
-            How many shards are read side by side, or wait in memory.
+            The number of shards read in parallel or held in memory.
         """
         found = self.operator(operator, self._batch(batch_id).batch_id)
         schema = found.tables[find_shown(found.tables, table)]
@@ -336,12 +336,12 @@ class StoredQuery:
     def row_count(
         self, operator: str, table: str, shard: int, *, batch_id: int | None = None, read: int = 1_000
     ) -> int:
-        """Return how many rows a shard has: counted if there are few, else estimated; raises the errors of `get`.
+        """Return a shard's number of rows, counted if small, else estimated. Raises the errors of `get`.
 
         Parameters
         ----------
         read : int
-            How many rows to read. Hashes are uniform, so the last hash read tells how many rows follow.
+            The number of rows to read. Hashes are uniform, so the last hash read determines the estimate.
         """
         found = self.operator(operator, self._batch(batch_id).batch_id)
         hashes = _hashes(self._first_rows(found, find_shown(found.tables, table), shard, 0, read + 1))
@@ -353,26 +353,26 @@ class StoredQuery:
     def diff(
         self, operator: str, before: int, after: int, *, table: str | None = None, rows_each: int = 20
     ) -> list[TableChanges]:
-        """Return how an operator's state differs between two micro-batches.
+        """Return the differences of an operator's state between two micro-batches.
 
         Parameters
         ----------
         before, after : int
             The micro-batches.
         table : str, optional
-            As of `get`.
+            As in `get`.
         rows_each : int
-            How many differing keys to return, per table.
+            The largest number of differing keys to return per table.
 
         Raises
         ------
         NotFoundError, InvalidArgumentError, StateLostError, CorruptionError, UnavailableError
-            As of `get`.
+            As in `get`.
 
         Notes
         -----
-        Cost: if the later micro-batch builds on the earlier one, what was written between them, and these keys; else
-        the shards that differ, one after the other.
+        If the later micro-batch builds on the earlier, this reads the commits between them and the written keys; else
+        it reads all shards that differ, one at a time.
         """
         one, other = (self._with_oldest(n, lambda at: self.operator(operator, at)) for n in (before, after))
         names = [name for name in other.tables if table is None or name == find_shown(other.tables, table)]
@@ -418,7 +418,7 @@ class StoredQuery:
         )
 
     def _of_keys(self, name: str, keys: Sequence[Key], batch_id: int) -> StoredOperator:
-        """Return an operator with at least the pointers of some keys' shards; raises the errors of `operator`."""
+        """Return an operator with at least the pointers of the keys' shards. Raises the errors of `operator`."""
         record = self._readers.record(name)
         if record is not None and record.query_id == self.query_id and keys:
             schemas = self._readers.tables(name).latest
@@ -432,7 +432,7 @@ class StoredQuery:
         return self._one(name, batch_id)
 
     def _of(self, batch_id: int, held: Held, name: str | None = None) -> list[StoredOperator]:
-        """Return the operators whose pointers one of Spark's operators holds, or only the named one."""
+        """Return the operators whose pointers an operator of Spark holds, or only the operator `name`."""
         by_name = by_operator(held.rows, self._pointers.url)
         return [self._operator(one, batch_id, held, by_name[one]) for one in sorted(by_name) if name in (None, one)]
 
@@ -451,19 +451,19 @@ class StoredQuery:
         return StoredOperator(name, batch_id, held.operator.number, held.operator.host, shards, tables, ordered)
 
     def _without_rows(self, name: str, batch_id: int, held: Held) -> StoredOperator | None:
-        """Return an operator that had no rows yet after a micro-batch; None if the query has no record of it."""
+        """Return an operator without rows after a micro-batch, or None without a record for this query."""
         for directory in (name, directory_of_query(name, self.query_id)):
             record = self._readers.record(directory)
             if record is not None and record.query_id == self.query_id:
                 return self._operator(name, batch_id, held, {directory: []})
         return None
 
-    # One look-up.
+    # Lookups.
 
     def _batch(self, batch_id: int | None) -> LoggedBatch:
         if batch_id is not None and (type(batch_id) is not int or batch_id < 0):
             raise InvalidArgumentError("a micro-batch must be a whole number, 0 or more", batch_id=batch_id)
-        _ = self.query_id  # a clearer error where this is none
+        _ = self.query_id  # raises a clear error if this is no query
         return self._pointers.batch(batch_id)
 
     def _planned_ms(self, batch_id: int) -> int:
@@ -476,7 +476,7 @@ class StoredQuery:
         return {one: self._rows(operator, operator.tables[one], keys) for one in wanted}
 
     def _first_rows(self, operator: StoredOperator, table: str, shard: int, first_hash: int, most: int) -> list[Run]:
-        """Return at least this many rows of a shard from a hash on, if it has them."""
+        """Return at least `most` rows of a shard, starting at `first_hash`; fewer at the shard's end."""
         if shard not in operator.places:
             return []
         return self._readers.first_rows(operator.places[shard], operator.tables[table], first_hash, most)
@@ -492,7 +492,7 @@ class StoredQuery:
         return as_table(table, runs)
 
     def _with_oldest(self, batch_id: int, read: Callable[[int], _T]) -> _T:
-        """Call `read` for a micro-batch; if that was purged, name the oldest in the error."""
+        """Call `read` for a micro-batch; if it was purged, raise an error that names the oldest."""
         try:
             return read(batch_id)
         except _Gone as exc:
@@ -518,7 +518,7 @@ def _hashes(runs: Sequence[Run]) -> HashArray:
 
 
 def _read_place(after: str | None) -> tuple[int, int]:
-    """Return the hash at which a page begins, and how many of its rows were shown before."""
+    """Return the first hash of a page, and the number of the hash's rows already shown."""
     found = _PLACE.fullmatch(after or f"{0:016x}+0")
     if found is None:
         raise InvalidArgumentError("after must be the previous page's Page.after", after=ascii(after)[:80])
@@ -526,7 +526,7 @@ def _read_place(after: str | None) -> tuple[int, int]:
 
 
 def _next_place(hashes: HashArray, limit: int, first_hash: int, skipped: int) -> str | None:
-    """Return where the page after `limit` rows begins; None at the end."""
+    """Return the start of the page after `limit` rows, or None at the end."""
     if len(hashes) <= limit:
         return None
     shown = int((hashes[:limit] == hashes[limit]).sum())
@@ -534,7 +534,7 @@ def _next_place(hashes: HashArray, limit: int, first_hash: int, skipped: int) ->
 
 
 def sequence_of(keys: Key | Sequence[Key]) -> Sequence[Key]:
-    """Return keys as a list; raises InvalidArgumentError if there are none, or too many."""
+    """Return keys as a list. Raises `InvalidArgumentError` if they are not keys or too many."""
     found = [keys] if isinstance(keys, Mapping) or not isinstance(keys, Iterable) else list(keys)
     if len(found) > KEYS_MAX or not all(isinstance(key, Mapping) for key in found):
         raise InvalidArgumentError('pass one key such as {"user": "ann"}, or a list of keys', most=KEYS_MAX)
@@ -542,7 +542,7 @@ def sequence_of(keys: Key | Sequence[Key]) -> Sequence[Key]:
 
 
 def _is_gone(exc: BaseException) -> bool:
-    """Tell whether an error reports something as gone, rather than damaged."""
+    """Return whether an error reports a missing object, not a damaged object."""
     return isinstance(exc, (NotFoundError, StateLostError)) or isinstance(exc.__cause__, NotFoundError)
 
 
@@ -554,24 +554,24 @@ def open_query(
     Parameters
     ----------
     location : str or pathlib.Path
-        The query's ``checkpointLocation``: a path, or a URL of any storage that holdfast knows; or the state directory,
-        if that has one query and notes its location.
+        The query's ``checkpointLocation``, as a path or as a URL of any supported storage. Or the state directory, if
+        it has only one query and notes the query's location.
     state_dir : str or pathlib.Path, optional
-        Its ``spark.holdfast.state.dir``; by default the one that its pointers name.
+        The query's ``spark.holdfast.state.dir``; by default the directory that its pointers name.
     options : mapping of str to str, optional
-        What the query sets as ``spark.holdfast.storage.<name>``; used for both.
+        The query's settings ``spark.holdfast.storage.<name>``, used for both directories.
 
     Returns
     -------
     StoredQuery
-        Close it, best with a ``with`` statement.
+        Close it, preferably by a ``with`` statement.
 
     Raises
     ------
     InvalidArgumentError
-        A URL or an option is wrong; or nothing tells the state directory.
+        If a URL or an option is invalid, or the state directory cannot be determined.
     NotFoundError
-        The pointers name a state directory that does not have the query's state.
+        If the state directory that the pointers name does not have the query's state.
 
     Examples
     --------
