@@ -163,7 +163,7 @@ def test_reductions(seed: int) -> None:
             if all(_fits(_sum(values), data_type) for values in of_keys):
                 check(groups.sum(name), data_type, _sum)
             else:
-                with pytest.raises(InvalidArgumentError, match="larger than its type holds"):
+                with pytest.raises(InvalidArgumentError, match="a sum overflows its type"):
                     groups.sum(name)
 
 

@@ -291,7 +291,7 @@ def test_keys_are_put_before_columns_that_have_a_row_for_each(tmp_path: Path, by
     found = FunctionShard(tmp_path / "one", operator, ["user"]).run(rows)
     assert sorted((row["user"], row["n"]) for row in found) == [("ann", 2), ("bob", 1)]
     few = ArrowWithState(lambda batch: by_name({"n": [1]}), KEYS, output, states, "None")
-    with pytest.raises(InvalidArgumentError, match=r"return them, too.*missing=\['user'\] rows=1 keys=2"):
+    with pytest.raises(InvalidArgumentError, match=r"return the key columns.*missing=\['user'\] rows=1 keys=2"):
         FunctionShard(tmp_path / "two", few, ["user"]).run(rows)
 
 
@@ -385,9 +385,9 @@ def test_a_sum_that_does_not_fit_is_refused_and_says_what_to_do(values: pa.Array
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda g: g.sum("s"), "only numbers"),
-        (lambda g: g.mean("s"), "only numbers"),
-        (lambda g: g.mean("nested"), "only numbers"),
+        (lambda g: g.sum("s"), "need numeric values"),
+        (lambda g: g.mean("s"), "need numeric values"),
+        (lambda g: g.mean("nested"), "need numeric values"),
         (lambda g: g.max("nested"), "have no max"),
         (lambda g: g.last("s", order_by="nested"), "have no order"),
         (lambda g: g.last("s", order_by=pa.nulls(2, pa.month_day_nano_interval())), "have no order"),
