@@ -215,7 +215,9 @@ def _scalar(name: str, value: object, t: pa.DataType) -> pa.Scalar:
     try:
         return pa.scalar(_storable(value, t), t)
     except (pa.ArrowException, TypeError, ValueError, OverflowError, binascii.Error) as exc:
-        from holdfast.spark_integration.spark_types import type_name  # imported late: lookups need PySpark only for this error
+        from holdfast.spark_integration.spark_types import (
+            type_name,
+        )  # imported late: lookups need PySpark only for this error
 
         raise InvalidArgumentError(f"the key's {name!r} has the wrong type: {exc}", type=type_name(t)) from exc
 

@@ -58,7 +58,9 @@ def places_of(
     if found is not None:
         return found
     with open_storage(str(given), options) as storage:
-        return str(given), _state_dir_of(storage, QueryLocation(storage).query_id(), options)  # query_id raises a clear error
+        return str(given), _state_dir_of(
+            storage, QueryLocation(storage).query_id(), options
+        )  # query_id raises a clear error
 
 
 def find_places(

@@ -298,9 +298,7 @@ class StoredQuery:
             The largest number of rows.
         """
         if type(limit) is not int or not 0 < limit <= _PAGE_ROWS_MAX:
-            raise InvalidArgumentError(
-                "limit must be a whole number from 1 to most", limit=limit, most=_PAGE_ROWS_MAX
-            )
+            raise InvalidArgumentError("limit must be a whole number from 1 to most", limit=limit, most=_PAGE_ROWS_MAX)
         number = self._batch(batch_id).batch_id
         found = self.operator(operator, number)
         if type(shard) is not int or not 0 <= shard < found.shards:

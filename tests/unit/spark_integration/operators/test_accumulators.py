@@ -265,7 +265,7 @@ def test_a_sum_that_its_type_cannot_hold_is_refused() -> None:
         reduced([one], states, RowOrder(np.arange(2), np.array([True, False])))
     two = Sum("total", "v", pa.int64())
     states = lifted([two], pa.table({"v": [2**63 - 1, 1]}))
-    with pytest.raises(InvalidArgumentError, match="larger than its type holds"):
+    with pytest.raises(InvalidArgumentError, match="a sum overflows its type"):
         reduced([two], states, RowOrder(np.arange(2), np.array([True, False])))
 
 

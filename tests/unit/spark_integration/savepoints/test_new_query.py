@@ -409,7 +409,7 @@ def test_an_index_is_no_choice_and_the_error_says_so(quiet: Savepoint) -> None:
     """It has the keys of another table in the order of their times; users read that one."""
     tables = quiet.operators[0].tables
     for name in ("timers_by_due", *(f"{table}.expiring" for table in tables)):
-        with pytest.raises(NotFoundError, match=rf"is an index: .*choose that one, table={name} tables="):
+        with pytest.raises(NotFoundError, match=rf"is an index of .*choose that table, table={name} tables="):
             find_shown(tables, name)
     with pytest.raises(NotFoundError, match="no such table: choose one"):
         find_shown(tables, "others.expiring")

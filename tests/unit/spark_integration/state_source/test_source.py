@@ -180,7 +180,7 @@ def test_what_is_no_list_of_columns(given: Any) -> None:
 
 @pytest.mark.parametrize("given", [["user"], {1: "ann"}, "ann"])
 def test_what_is_no_key(given: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="names its columns"):
+    with pytest.raises(InvalidArgumentError, match="must name its columns"):
         key_option(given)
 
 
