@@ -1,1 +1,1 @@
-"""One call of a shard: claim its directory, open its store, run the operator, commit, announce."""
+"""Runs a shard's call: claims its directory, opens its store, runs the operator, commits, announces the commit."""

@@ -1,10 +1,10 @@
-"""Announces a shard's commit to the executor's state server, and may wait for a snapshot; reports a failed call.
+"""Announces a shard's commits to the executor's state server, waits for an overdue snapshot, reports failed calls.
 
-The server answers at once; then it drops old versions, merges runs and writes snapshots. A micro-batch waits only if
-the chain of commits has grown too long, until a snapshot shortens it.
+The server replies immediately, then drops old versions, merges runs and writes snapshots. A micro-batch waits for the
+server only if the chain of commits is too long, until a snapshot shortens the chain.
 
-A failed call is reported in the state directory, for observers outside the query. Only failures cost requests. Spark
-may retry: the report expires once the micro-batch is committed.
+A failed call is reported in the state directory, for observers outside the query. A successful call makes no request.
+Spark may retry a failed call: the report expires once the micro-batch is committed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from holdfast.spark_integration.shard.task import storage_options
 from holdfast.spark_integration.shard_call.store import ShardStore
 
 ANNOUNCE_TIMEOUT_SECONDS = 2.0
-#: How long a micro-batch waits for a snapshot when the chain of commits is too long.
+#: How long a micro-batch waits for a snapshot if the chain of commits is too long.
 SNAPSHOT_TIMEOUT_SECONDS = 30.0
 
 _log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def announcement(
     committed: Pointer,
     measured: MeasuredBatch | None = None,
 ) -> Committed:
-    """Return the announcement of a commit to the state server."""
+    """Return the message that announces a commit to the state server."""
     settings = operator.settings
     return Committed(
         shard=opened.shard,
@@ -66,7 +66,7 @@ def announce(
     committed: Pointer,
     measured: MeasuredBatch | None = None,
 ) -> SnapshotNews | None:
-    """Announce a commit to the state server, started if none answers; return its answer, or None."""
+    """Announce a commit to the state server, or start a server if none replies; return the reply, or None."""
     client = client_of(opened.executor_directory)
     message = announcement(operator, opened, accepted, committed, measured)
     if client.has_just_timed_out:
@@ -79,16 +79,16 @@ def announce(
     try:
         client.start_server()
     except HoldfastError as exc:
-        _log.warning("no state server can be started; will retry later: %s", exc)
+        _log.warning("cannot start a state server; will retry later: %s", exc)
     return None
 
 
 def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: View | None) -> Lineage | None:
-    """Wait for a snapshot of the accepted version if its chain of commits is too long, and return its lineage."""
+    """Return the accepted version's lineage; first wait for a snapshot if its chain of commits is too long."""
     if opened.log is None or view is None:
         return None
     lineage = Lineage.of(view.properties)
-    if opened.policy.is_overdue(lineage):  # notes can only shorten the chain: read them only if it looks too long
+    if opened.policy.is_overdue(lineage):  # notes only shorten the chain: read them only if it seems too long
         lineage = opened.log.snapshots.notes.apply_to(lineage)
     if not opened.policy.is_overdue(lineage):
         return lineage
@@ -102,7 +102,7 @@ def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: 
         if opened.policy.is_full(lineage):
             raise UnavailableError(
                 f"no snapshot can be written, and {len(lineage.commits)} commits have been made since the last one: "
-                f"free space in spark.holdfast.state.dir, or speed it up, then restart the query ({exc.message})",
+                f"free space in spark.holdfast.state.dir or speed it up, then restart the query ({exc.message})",
                 shard=opened.prefix,
             ) from exc
         _log.warning("%s continues without a snapshot: %s", opened.prefix, exc)
@@ -113,11 +113,11 @@ def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: 
 def reported(
     log: ObjectCommitLog | None, batch_id: int | None, now_ms: Callable[[], int] = clock.now_ms
 ) -> Iterator[None]:
-    """Report an error of the context to the shard's `log`, if any, and raise it again."""
+    """Report an error inside the ``with`` block in the shard's log, if any; re-raise it."""
     try:
         yield
     except Exception as exc:
-        # A replaced run is no failure, and unreachable storage takes no report.
+        # A replaced run is not a failure, and unreachable storage cannot store a report.
         is_none = isinstance(exc, ConflictError) or (isinstance(exc, HoldfastError) and exc.retryable)
         if log is not None and batch_id is not None and not is_none:
             _report(log, batch_id, exc, now_ms())
@@ -128,4 +128,4 @@ def _report(log: ObjectCommitLog, batch_id: int, error: Exception, now_ms: int) 
     try:
         report_trouble(log.objects, of_batch(batch_id), error, 1, socket.gethostname(), now_ms)
     except HoldfastError as unheard:
-        _log.warning("the failure of micro-batch %d cannot be recorded: %s", batch_id, unheard)
+        _log.warning("cannot record the failure of micro-batch %d: %s", batch_id, unheard)

@@ -1,4 +1,4 @@
-"""One call for each shard and micro-batch: begin at the pointer, run the operator, commit, return the pointer.
+"""One call per shard and micro-batch: begins at the pointer, runs the operator, commits, returns the new pointer.
 
 ::
 
@@ -7,11 +7,11 @@
                               ▼                                               ▼
                        local versions, or restored                 durable first, then local
 
-To Spark each shard is a group of one of its own stateful operators, the host, which keeps the shard's pointer as the
-group's state: `holdfast.spark_integration.hosts`.
+Spark sees each shard as a group of a stateful operator of Spark, the host, which keeps the shard's pointer as the
+group's state; see `holdfast.spark_integration.hosts`.
 
-All rows of a shard and micro-batch are gathered before its function is called: in memory or, beyond `MEMORY_BYTES`, in
-an unlinked file on a local disk, whose pages the operating system can evict.
+The function is called after all rows of the shard and micro-batch have been gathered: in memory or, if they exceed
+`MEMORY_BYTES`, in an unlinked file on a local disk, whose pages the operating system can evict.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ from holdfast.spark_integration.transport.routes import hash_of_route, shard_of_
 
 MEMORY_BYTES = 128 << 20
 _log = logging.getLogger(__name__)
-#: Output up to this size is kept until the commit, so that the whole call can begin again.
+#: Output up to this size is held until the commit, so that the whole call can be repeated.
 HELD_BACK_BYTES = 32 << 20
 
 
 def gather_rows(tables: Iterable[pa.Table], schema: pa.Schema, root: Path) -> pa.Table:
-    """Return the rows of all tables, consumed one by one, as one of `schema`, in memory or mapped below `root`."""
+    """Concatenate tables, consumed one at a time, in memory or in a mapped file below `root`."""
     tables = iter(tables)
     held: list[pa.Table] = []
     held_bytes = 0
@@ -81,7 +81,7 @@ def _mapped(tables: Iterable[pa.Table], schema: pa.Schema, root: Path) -> pa.Tab
 
 
 class ShardGroup(Protocol):
-    """A shard as its host sees it, during one call."""
+    """The host's view of a shard during one call."""
 
     @property
     def batch_ms(self) -> int:
@@ -89,29 +89,29 @@ class ShardGroup(Protocol):
 
     @property
     def watermark_ms(self) -> int:
-        """The event-time watermark, in ms since 1970; asked for only if the input has one."""
+        """The event-time watermark, in ms since 1970; read only if the input has a watermark."""
 
     def remembered(self) -> PointerRow | None:
-        """Return the row that the last call put; None in the first."""
+        """Return the row that the previous call stored; None in the first call."""
 
     def remember(self, row: PointerRow) -> None:
-        """Keep a row for the next call, and make the host call the shard when its earliest timer is due."""
+        """Store a row for the next call and have the host call the shard when its earliest timer is due."""
 
 
 @dataclass(frozen=True)
 class ShardStep(ImmediateAcks):
-    """The definition of one step that all its shards' calls need; travels to the workers."""
+    """The definition of a step that its shards need; sent to the workers."""
 
     operator: Operator
     transport: PackedTransport
     output: Output
 
     def shard_of(self, key: tuple[Any, ...]) -> int:
-        """Return the shard of a group of Spark's operator."""
+        """Return the shard number of a group's key."""
         return shard_of_route(int(key[0]), self.operator.shards)
 
     def received(self, chunks: Iterable[pd.DataFrame]) -> Received:
-        """Return all rows that reach a shard in a micro-batch."""
+        """Gather all rows that a shard receives in a micro-batch."""
         root = local_dirs.choose_root(self.operator.settings.local_dir, in_memory=False)
         return self.transport.receive(chunks, lambda tables: gather_rows(tables, self.transport.arrow_schema, root))
 
@@ -119,7 +119,7 @@ class ShardStep(ImmediateAcks):
 def call_shard(
     step: ShardStep, key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], group: ShardGroup
 ) -> Iterator[pd.DataFrame]:
-    """Run one shard of one micro-batch, yield its output, and put its pointer back once it has committed."""
+    """Run a shard's call, yield its output, and store its new pointer after the commit."""
     with noted(step.operator.name, f"shard {step.shard_of(key)}"):
         yield from _called(step, key, chunks, group)
 
@@ -144,8 +144,8 @@ def _called(
     try:
         first = next(frames)
     except CorruptionError as exc:
-        # Starting over restores what was damaged. Spark would retry the task too, but not in local mode.
-        _log.warning("shard %d of %r begins its micro-batch again: %s", batch.shard, operator.name, exc)
+        # A second attempt restores damaged files. Spark also retries the task, but not in local mode.
+        _log.warning("shard %d of %r restarts its micro-batch: %s", batch.shard, operator.name, exc)
         attempt = _Attempt(operator, batch, streaming, remembered)
         frames = _held_back(attempt.run(), output)
         first = next(frames)
@@ -155,12 +155,12 @@ def _called(
     opened, row, measures = attempt.ended()
     group.remember(row)
     if row.pointer is not None:
-        # Initial state comes in the same micro-batch as the first rows, and is none of its own.
+        # Initial state arrives in the micro-batch of the first rows and has no micro-batch of its own.
         is_batch = row.pointer.version != INITIAL_VERSION
         measured = MeasuredBatch(batch.batch_id, batch_ms, measures.announced()) if is_batch else None
         accepted = remembered.pointer if remembered else None
         if accepted is not None and accepted.version == INITIAL_VERSION:
-            accepted = None  # Spark commits it with this micro-batch only
+            accepted = None  # Spark commits the initial version only with this micro-batch
         news = announce(operator, opened, accepted=accepted, committed=row.pointer, measured=measured)
         if news is None:
             measures = replace(measures, unanswered=1)
@@ -170,7 +170,7 @@ def _called(
 
 
 def _own_times(operator: Operator, group: ShardGroup) -> BatchTimes:
-    """Return the times of a call by the operator's own clock, which may be behind Spark's."""
+    """Return the times of a call on the operator's clock, which may lag behind Spark's."""
     remembered = group.remembered()
     earliest_ms = remembered.earliest_timer_ms if remembered else None
     return BatchTimes(
@@ -194,7 +194,7 @@ class _Attempt:
         self._ended: tuple[ShardStore, PointerRow, CallMeasures] | None = None
 
     def run(self) -> Iterator[pa.RecordBatch]:
-        """Yield the operator's output, and commit."""
+        """Yield the operator's output, then commit."""
         watch = _Watch()
         opened = open_shard(self._operator, self._batch.shard, self._streaming, self._remembered)
         freeze_modules()
@@ -208,7 +208,7 @@ class _Attempt:
 
     @property
     def _last_directory(self) -> str | None:
-        """The query's previous state directory, if different."""
+        """The query's previous state directory, if it differs from the current one."""
         last = self._remembered.state_dir if self._remembered else None
         return None if last == self._operator.settings.state_dir else last
 
@@ -241,18 +241,18 @@ class _Attempt:
         self._ended = opened, row, watch.ended(batch, transaction.measures, opened, committed)
 
     def ended(self) -> tuple[ShardStore, PointerRow, CallMeasures]:
-        """After `run`, return the store, what to remember of it, and the call's measures."""
+        """Return the store, the row to store in Spark and the call's measures; call it after `run`."""
         assert self._ended is not None
         return self._ended
 
 
 def require_number_of_shards(operator: Operator, streaming: StreamingTask) -> None:
-    """Check a new shard's count if only Spark's initial partition count tells it."""
+    """Check the number of shards of a new shard, if only Spark's pinned number of partitions determines it."""
     settings, pinned = operator.settings, streaming.partitions
     if settings.shards is None and settings.state_dir is None and pinned not in (None, operator.shards):
         raise SchemaMismatchError(
-            "the query began with a different number of shuffle partitions, and so of shards: set "
-            f"spark.holdfast.shards to {pinned}, or set spark.holdfast.state.dir, which remembers the number",
+            "the query began with a different number of shuffle partitions, which is its number of shards: set "
+            f"spark.holdfast.shards to {pinned}, or set spark.holdfast.state.dir, where the number is stored",
             operator=operator.name,
             began_with=pinned,
             defined_for=operator.shards,
@@ -260,7 +260,7 @@ def require_number_of_shards(operator: Operator, streaming: StreamingTask) -> No
 
 
 def as_restored(operator: Operator, streaming: StreamingTask) -> StreamingTask:
-    """Return the task under the id of the query that owns a new shard's state, as a clone continues its original."""
+    """Return the task with the id of the original query if a new shard's query is a clone."""
     storage = task.state_storage(operator.settings)
     if storage is None or streaming.batch_id == 0:
         return streaming
@@ -272,7 +272,7 @@ def as_restored(operator: Operator, streaming: StreamingTask) -> StreamingTask:
 
 
 def require_own_state(operator: Operator, streaming: StreamingTask, remembered: PointerRow) -> None:
-    """Raise `ConflictError` if a query has another's pointers and is not its clone with its own state directory."""
+    """Raise `ConflictError` if the pointers belong to a different query of which this query is not a clone."""
     if streaming.spark_id is None or streaming.spark_id == remembered.query:
         return
     storage = task.state_storage(operator.settings)
@@ -281,7 +281,7 @@ def require_own_state(operator: Operator, streaming: StreamingTask, remembered: 
 
 
 def _held_back(batches: Iterator[pa.RecordBatch], output: Output) -> Iterator[list[pd.DataFrame]]:
-    """Yield output early only beyond `HELD_BACK_BYTES`; the rest follows the commit."""
+    """Yield output before the commit only if it exceeds `HELD_BACK_BYTES`; yield the rest after the commit."""
     held: list[pa.RecordBatch] = []
     held_bytes = 0
     for batch in batches:
@@ -295,9 +295,9 @@ def _held_back(batches: Iterator[pa.RecordBatch], output: Output) -> Iterator[li
 
 @dataclass
 class _Watch:
-    """Measures one attempt at a call without ever failing it: unknown values are left out."""
+    """Measures one attempt at a call and never fails it: unknown values are omitted."""
 
-    #: Of the version that the call reads; None where there is none, or no durable storage
+    #: Lineage of the version that the call reads; None without a version or durable storage
     lineage: Lineage | None = None
     monotonic_ns: Callable[[], int] = clock.monotonic_ns
     _started_ns: int = field(init=False)
@@ -308,9 +308,9 @@ class _Watch:
     def ended(
         self, batch: ShardInput, measures: Measures, opened: ShardStore, committed: Pointer | None
     ) -> CallMeasures:
-        """Return the call's measures after its commit."""
+        """Return the call's measures; call it after the commit."""
         call_ns = self.monotonic_ns() - self._started_ns
-        # Tables of timers and times, which have unsigned values, are not the user's state.
+        # Tables of timers and expiry times, which have unsigned values, are not user state.
         held = [one for one in opened.tables.held.values() if pa.uint64() not in one.value.types]
         tables = {schema.name for schema in held if schema.name != TIMERS_TABLE}
         changes = sum((of for table, of in measures.changes.items() if table in tables), ChangedRows())
@@ -342,10 +342,10 @@ class _Watch:
 
 
 def _local_size(opened: ShardStore, tables: set[str]) -> tuple[int | None, int | None]:
-    """Return the newest version's rows in some tables, and the shard's bytes."""
+    """Return the newest version's number of rows in the given tables, and the shard's local bytes."""
     try:
         found = opened.backend.statistics()
     except HoldfastError as exc:
-        _log.info("the size of %s is not known: %s", opened.prefix, exc)
+        _log.info("the size of %s is unknown: %s", opened.prefix, exc)
         return None, None
     return sum(rows for table, rows in found.rows.items() if table in tables), found.local_bytes

@@ -1,25 +1,25 @@
-"""Checks before a task uses an operator's directory, once per executor or process.
+"""Checks an operator's directory before a task uses it, once per executor or process.
 
-The processes of an executor share the state of their run's claim in a file (`ClaimNote`);
-`holdfast.snapshotter.ownership.claims` says what a claim is.
+The processes of an executor share the state of their run's claim in a file (`ClaimNote`); for claims see
+`holdfast.snapshotter.ownership.claims`.
 
-An operator's directory is chosen by a shard that has no pointer yet; from then on its pointer names the directory,
-whatever else changes. So two shards of a query may choose differently without harm: each finds its own again.
+A shard without a pointer chooses the operator's directory. Afterwards the shard's pointer names the directory,
+whatever else changes. So two shards of a query may safely choose different directories: each pointer names its own.
 
 ::
 
     spark.holdfast.state.dir
-        totals/                 the first query that uses the name
-        totals@<query id>/      any other query with an operator of this name: a DataFrame started twice, a query whose
+        totals/                 the first query with an operator of this name
+        totals@<query id>/      every other query with such an operator: a DataFrame started twice, a query whose
                                 checkpoint location was deleted
 
-Before a shard goes on from local copies, the state directory must know its history:
+Before a shard continues from local copies, the state directory must hold its history:
 
 ::
 
     pointer ──▶ commit, carried ──▶ commits/41 ──▶ … ──▶ snapshots/30
-                │                   └─ in the state directory: none of it there, and only this executor has the state
-                └─ in Spark's state: all that there is of a young shard
+                │                   └─ in the state directory: if all is missing, only this executor has the state
+                └─ in Spark's state: a new shard has nothing else
 """
 
 from __future__ import annotations
@@ -74,20 +74,20 @@ from holdfast.spark_integration.shard.pointer_row import directory_of_query
 
 _log = logging.getLogger(__name__)
 _BRING_IT_BACK = (
-    "Set spark.holdfast.state.dir to the directory that has it, or bring its objects back: what is missing is left in "
-    "this executor's copy alone"
+    "Set spark.holdfast.state.dir to the directory that has the state, or restore its objects: only this executor's "
+    "local copy still has the missing state"
 )
 _Result = TypeVar("_Result")
 
 
 class ClaimNote:
-    """A run's place in an operator's directory, noted for any process; its modification time is the last look's."""
+    """A file with a run's tenure in an operator's directory, shared by processes; modified at each renewal."""
 
     def __init__(self, operator_directory: Path, run_id: str) -> None:
         self._path = operator_directory / RUNS / f"{run_id}{CLAIM_SUFFIX}"
 
     def read(self) -> tuple[Tenure, int] | None:
-        """Return the place and when it was looked up; None if no process has yet, or the note is damaged."""
+        """Return the tenure and when it was renewed; None if there is no note or it is damaged."""
         with local_files.writing(self._path), suppress(FileNotFoundError):
             modified_ms, data = self._path.stat().st_mtime_ns // 1_000_000, self._path.read_bytes()
             with suppress(ValueError, TypeError, KeyError, CorruptionError):
@@ -96,7 +96,7 @@ class ClaimNote:
 
     @contextmanager
     def locked(self, *, wait: bool) -> Iterator[bool]:
-        """Lock out other processes of this executor; yields False if one is at work, unless told to wait."""
+        """Lock out other processes of this executor; unless `wait`, yield False if the lock is taken."""
         folder = private_directory(self._path.parent)
         with local_files.writing(self._path):
             descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
@@ -112,7 +112,7 @@ class ClaimNote:
             os.close(descriptor)
 
     def write(self, tenure: Tenure) -> None:
-        """Note a place as of now; the caller holds the lock."""
+        """Store a tenure, renewed now; the caller holds the lock."""
         whole = self._path.with_name(f"{self._path.name}.new")
         with local_files.writing(self._path):
             whole.write_text(json.dumps(asdict(tenure)))
@@ -127,12 +127,12 @@ def _parsed(data: bytes) -> Tenure:
 
 @kept_per_process(1)
 def _kept() -> dict[tuple[object, ...], Any]:
-    """Return the results cached by this process."""
+    """Return this process's cached results."""
     return {}
 
 
 def _once(what: str, of: tuple[str, ...], find: Callable[[], _Result]) -> _Result:
-    """Return an earlier result, or compute it: once per process."""
+    """Return the cached result, or compute it once per process."""
     kept, key = _kept(), (what, *of)
     if key not in kept:
         kept[key] = find()
@@ -140,7 +140,7 @@ def _once(what: str, of: tuple[str, ...], find: Callable[[], _Result]) -> _Resul
 
 
 def _run_of(storage: ObjectStorage, record: OperatorRecord) -> tuple[str, ...]:
-    """Return the key of an operator's definition in a run of a query, with its storage."""
+    """Return the cache key for an operator's definition in a run of a query."""
     return (storage.url, record.operator, record.query_id, record.run_id, record.definition_id)
 
 
@@ -152,9 +152,9 @@ def keep_claim(
     settings: Settings,
     now_ms: Callable[[], int] = clock.now_ms,
 ) -> Tenure:
-    """Claim the operator's directory, and look after the claim when due.
+    """Claim the operator's directory once per run, after a test of the storage; renew the claim when due.
 
-    Executors do this, once per run after a test of the storage: only they are sure to have the credentials and network.
+    Executors claim, because only executors are sure to have the storage's credentials and network.
     """
     claims = Claims(storage, claimant(record, batch_id, settings), lives)
     note = ClaimNote(operator_directory, record.run_id)
@@ -169,14 +169,14 @@ def keep_claim(
                 has_news = True
     tenure, looked_ms = noted
     if abs(now_ms() - looked_ms) >= RENEW_EVERY_MS:
-        # Nobody waits for another process at work here: unreachable storage may delay that one for minutes.
+        # Do not wait for a process that is renewing: unreachable storage may delay it for minutes.
         with note.locked(wait=False) as is_mine:
             if is_mine and note.read() == noted:
                 try:
                     tenure = claims.renew(tenure)
                 except UnavailableError as exc:
-                    # The commit reports it if it matters; an old claim does no harm.
-                    _log.warning("the claim was not renewed; will retry later: %s", exc)
+                    # An old claim is harmless; if the storage stays unreachable, the commit fails.
+                    _log.warning("cannot renew the claim; will retry later: %s", exc)
                 note.write(tenure)
                 has_news = True
     if has_news:
@@ -185,7 +185,7 @@ def keep_claim(
 
 
 def tables_once(storage: ObjectStorage, record: OperatorRecord, function: ShardFunction) -> StoredTables:
-    """Return the tables of an operator's state from now on; looked up once per process and run of the query."""
+    """Return the state tables of this run of an operator; looked up once per process and run."""
 
     def found() -> StoredTables:
         stored, declared = find_operator(storage, record.operator), function.tables()
@@ -200,30 +200,30 @@ def tables_once(storage: ObjectStorage, record: OperatorRecord, function: ShardF
             raise
         tables = tables.with_declared(declared)
         for table, change in tables.made.items():
-            _log.info("%s: columns of %s change from now on: %s", record.operator, table, change)
+            _log.info("%s: columns of %s change in this run: %s", record.operator, table, change)
         return tables
 
     return _once("tables", _run_of(storage, record), found)
 
 
 def origin_once(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
-    """Return the origin of a restored or cloned query, or None; looked up once per process."""
+    """Return the origin of a restored or cloned query, else None; looked up once per process."""
     return _once("origin", (storage.url, query_id), lambda: find_origin(storage, query_id))
 
 
 def require_clone_once(storage: ObjectStorage, query_id: str, state_id: str, directory: str) -> None:
-    """Check that a query may continue from another id's state; looked up once per process. Raises `ConflictError`."""
+    """Check that a query may continue state with a different id; checked once per process. Raises `ConflictError`."""
 
     def check() -> None:
         origin = origin_once(storage, query_id)
         if origin is not None and state_id in (origin.state_id, *origin.directories.values()):
             return
         stored = find_operator(storage, directory)
-        # State that began in a task which Spark told no query bears the id of that run, or one made of it.
+        # State begun by a task that did not know its query has the id of that run, or an id that starts with it.
         if stored is None or stored.query_id != state_id or not state_id.startswith(stored.run_id):
             raise ConflictError(
-                "this query is a copy of the one whose state its pointers name, and was not cloned into this "
-                "state directory: set spark.holdfast.state.dir to the directory that it was cloned into",
+                "this query's pointers name the state of a different query, and it was not cloned into this directory: "
+                "set spark.holdfast.state.dir to the directory that it was cloned into",
                 query=query_id,
                 original=state_id,
                 directory=directory,
@@ -234,11 +234,11 @@ def require_clone_once(storage: ObjectStorage, query_id: str, state_id: str, dir
 
 
 def declare_once(storage: ObjectStorage, record: OperatorRecord, planned: StoredTables) -> None:
-    """Declare an operator's state before storing any; once per process and run of the query."""
+    """Record an operator before storing state; once per process and run of the query."""
 
     def declare() -> None:
         stored = declare_operator(storage, record)
-        if stored.run_id != record.run_id:  # else the record, which this run has written, says all
+        if stored.run_id != record.run_id:  # else this run wrote the record, which has the tables
             declare_tables(storage, stored, planned)
 
     _once("declared", _run_of(storage, record), declare)
@@ -247,7 +247,7 @@ def declare_once(storage: ObjectStorage, record: OperatorRecord, planned: Stored
 def require_stored_once(
     log: ObjectCommitLog, record: OperatorRecord, pointer: Pointer, lineage: Lineage, last_directory: str | None = None
 ) -> None:
-    """Check once per process and run, by a get, that the state directory holds a version's objects."""
+    """Check with a single get, once per process and run, that the state directory holds a version's objects."""
 
     def check() -> None:
         if lineage.chain:
@@ -258,10 +258,10 @@ def require_stored_once(
     def warn() -> None:
         _log.warning(
             "the state directory %s lacks the operator %r, to which the query's pointers refer: it was emptied, or is "
-            "another one. No state is lost, because the pointers carry all of it: if you meant this, go on, and the "
-            "query fills this directory; else stop the query, and set spark.holdfast.state.dir to "
+            "a different directory. No state is lost, because the pointers carry all of it: if this is intended, the "
+            "query will fill this directory; if not, stop the query and set spark.holdfast.state.dir to "
             "%s",
-            *(log.storage.url, record.operator, last_directory or "the directory that it has always had"),
+            *(log.storage.url, record.operator, last_directory or "its previous directory"),
         )
 
     of_run = log.storage.url, record.run_id, record.operator
@@ -275,13 +275,13 @@ def _require_versions(log: ObjectCommitLog, pointer: Pointer, newest: ChainEntry
     except NotFoundError:
         stored = list_shard(log.objects).versions
         if stored and stored[-1].version >= newest.version:
-            return  # where only a part is gone, restoring goes around it, or says what is missing
+            return  # if only a part is missing, restoring works around it, or reports what is missing
     raise StateLostError(
-        "the state directory has only older versions than the query's pointer names: it was restored from an older "
-        f"backup, or is another one. {_BRING_IT_BACK}"
+        "the state directory has only older versions than the query's pointer: it was restored from an older "
+        f"backup, or is a different directory. {_BRING_IT_BACK}"
         if stored
-        else "the state directory has nothing of the state that the query's pointer names: it was emptied, or is "
-        f"another one. {_BRING_IT_BACK}",
+        else "the state directory has no state for the query's pointer: it was emptied, or is "
+        f"a different directory. {_BRING_IT_BACK}",
         shard=log.objects.prefix,
         version=pointer,
         missing=newest.key,
@@ -291,7 +291,7 @@ def _require_versions(log: ObjectCommitLog, pointer: Pointer, newest: ChainEntry
 
 
 def claimant(record: OperatorRecord, batch_id: int | None, settings: Settings) -> Claim:
-    """Return this task as a claimant; only the description of Spark's jobs has the query's name."""
+    """Return a claim for this task; the query's name comes from the description of Spark's job."""
     context = TaskContext.get()
     description = (context.getLocalProperty("spark.job.description") or "") if context else ""
     name, found, _ = description.partition(f"id = {record.query_id}")
@@ -304,28 +304,28 @@ def claimant(record: OperatorRecord, batch_id: int | None, settings: Settings) -
 
 
 def require_one_definition(operator_directory: Path, run_id: str, definition_id: str) -> None:
-    """Reject a second operator of the same name in a run of a query. Raises `ConflictError`, `UnavailableError`."""
+    """Reject a second operator with the same name in a run. Raises `ConflictError`, `UnavailableError`."""
     note = private_directory(operator_directory / RUNS) / run_id
     with local_files.writing(note):
         if not note.exists():
             with NamedTemporaryFile("w", dir=note.parent) as written, suppress(FileExistsError):
                 written.write(definition_id)
                 written.flush()
-                os.link(written.name, note)  # so nobody finds a note that says nothing yet
+                os.link(written.name, note)  # so that no process reads an empty note
         running = note.read_text()
     if running != definition_id:
         raise same_name(operator_directory.name)
 
 
 def require_restored(origin: QueryOrigin, operator: str, allowed: Collection[str]) -> None:
-    """Check that an operator without state in a restored query should begin empty."""
+    """Check that an operator without state may begin empty in a restored query."""
     if operator in origin.operators or operator in origin.empty or origin.unnamed:
         return
     restored = ", ".join(sorted(origin.operators)) or "none"
     if operator not in allowed:
         raise SchemaMismatchError(
             "this query was restored without state for this operator: give it the name of the restored operator that "
-            "it continues. If it should begin without state, set spark.holdfast.restore.allowNew to its name",
+            "it continues. To begin without state, set spark.holdfast.restore.allowNew to the operator's name",
             operator=operator,
             restored=restored,
         )
@@ -335,9 +335,9 @@ def require_restored(origin: QueryOrigin, operator: str, allowed: Collection[str
 def begin_directory(
     storage: ObjectStorage, operator: str, query_id: str, claim: Callable[[str], _Result], *, is_run_known: bool
 ) -> tuple[str, _Result]:
-    """Choose and claim the directory of a shard without a pointer; return it, and what `claim` returned.
+    """Choose and claim the directory of a shard without a pointer; return it and the result of `claim`.
 
-    Unless `is_run_known`, it must not begin under the shared name.
+    Unless `is_run_known`, the shard must not begin in the shared directory.
     """
     own = directory_of_query(operator, query_id)
     stored = find_operator(storage, operator)
@@ -346,10 +346,10 @@ def begin_directory(
         try:
             return operator, claim(operator)
         except ConflictError as exc:
-            # Moving elsewhere helps only against another query: a copy of this one, a newer run, or another of its
-            # operators would be there, too.
+            # A different directory avoids only a conflict with a different query. A copy of this query, a newer run and
+            # another of its operators would conflict in the new directory, too.
             if exc.facts.get("owner") in (None, query_id):
                 raise
             _log.warning("%s", exc)
-    _log.warning("the directory %r belongs to another query; the state of query %s goes to %r", operator, query_id, own)
+    _log.warning("directory %r belongs to a different query; query %s stores its state in %r", operator, query_id, own)
     return own, claim(own)

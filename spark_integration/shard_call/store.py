@@ -1,4 +1,4 @@
-"""The open components of one shard in the running task: its backend, its commit log, the store that joins them."""
+"""Opens a shard in the running task: its backend, its commit log and the versioned store on top of both."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class ShardStore:
         return None if self.record is None else self.record.operator
 
     def begin(self, pointer: Pointer | None, version: int | None) -> Transaction:
-        """Begin at the accepted pointer and prune older versions; commits `version`, by default the next one."""
+        """Begin a transaction at the accepted pointer that commits `version`, by default the next; prune older ones."""
         transaction = self.store.begin(pointer, version)
         try:
-            # Initial state is of this micro-batch, which another attempt may run too.
+            # Initial state belongs to this micro-batch, which a second attempt may run concurrently.
             if pointer is not None and pointer.version != INITIAL_VERSION:
-                # Now, not after the commit, so that the new version can take the oldest one's space.
+                # Before the commit, so that the new version can reuse the space of the oldest.
                 self.store.prune(pointer)
         except BaseException:
             transaction.abort()
@@ -61,7 +61,7 @@ class ShardStore:
         return transaction
 
     def require_no_history(self, batch_id: int | None) -> None:
-        """Check, by one listing, that a shard without a pointer is new; attempts at this micro-batch do not count."""
+        """Check with one listing that a shard without a pointer is new, apart from attempts at this micro-batch."""
         if batch_id == 0:
             return
         found = self.backend.versions()
@@ -71,9 +71,9 @@ class ShardStore:
         history = [p for p in found if (p.version <= batch_id if batch_id is not None else p.version > 1)]
         if history:
             raise StateLostError(
-                "Spark's state has no pointer to this shard, which has state of earlier micro-batches: start the query "
-                "from its own, complete checkpoint location. Only if it was rewound to a micro-batch before the shard "
-                "began, or a failed micro-batch was repeated over other input: delete the shard's files in the "
+                "Spark's state has no pointer to this shard, which has state from earlier micro-batches: start the "
+                "query from its own, complete checkpoint location. Only if it was rewound to before the shard's first "
+                "micro-batch, or repeated a failed micro-batch with different input: delete the shard's files in the "
                 "state directory and on the executors",
                 shard=self.prefix,
                 on_executors=self.shard.directory,
@@ -82,27 +82,27 @@ class ShardStore:
             )
 
     def require_stored(self, pointer: Pointer, lineage: Lineage | None, last_directory: str | None) -> None:
-        """Check that the state directory knows the shard's base version; see `claiming.require_stored_once`."""
+        """Check that the state directory holds the shard's base version; see `claiming.require_stored_once`."""
         if self.log is not None and self.record is not None and lineage is not None:
             claiming.require_stored_once(self.log, self.record, pointer, lineage, last_directory)
 
     def declare(self) -> None:
-        """Store whose state this is, and which tables and columns it holds, before any state."""
+        """Record the state's owner, tables and columns before storing any state."""
         if self.log is not None and self.record is not None:
             claiming.declare_once(self.log.storage, self.record, self.tables)
 
     def carried(self, pointer: Pointer) -> bytes | None:
-        """Return a version's commit if the pointer's row must carry it."""
+        """Return a version's commit if the pointer row must carry it, else None."""
         return None if self.log is None else self.log.carried.get(pointer)
 
 
 def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembered: PointerRow | None) -> ShardStore:
     """Open the store of one shard in the running task. Raises `InvalidArgumentError`, `HoldfastError`."""
     settings = operator.settings
-    if settings.state_dir is None and remembered is not None and remembered.directory:  # else it would seem lost
+    if settings.state_dir is None and remembered is not None and remembered.directory:  # else the state would seem lost
         raise InvalidArgumentError(
-            "the query has durable state, and no state directory is set: set spark.holdfast.state.dir to the "
-            "directory that holds it, before the query is defined",
+            "the query has durable state, but no state directory is set: set spark.holdfast.state.dir to the "
+            "directory that holds the state before you define the query",
             operator_directory=remembered.directory,
             shard=remembered.shard,
         )
@@ -148,10 +148,10 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
 
 
 def require_kept_shards(stored: OperatorRecord | None, operator: str, shards: int) -> None:
-    """Check that an operator's record has the number of shards of a task that writes none, or keys would be reset."""
+    """Check the number of shards against the operator's record, for a task that cannot write a record itself."""
     if stored is None or stored.shards != shards:
         raise InvalidArgumentError(
-            "the number of shards would not be remembered, because Spark does not tell this task its query: set "
+            "the number of shards cannot be stored, because Spark does not pass the query's id to this task: set "
             "spark.holdfast.shards and never change it, or evaluate the micro-batch in Spark's own thread first. "
             "foreachBatch needs this over Connect before Spark 4.3, in threads on 4.0, and when it evaluates an RDD",
             operator=operator,
@@ -176,11 +176,11 @@ def _record(operator: Operator, streaming: StreamingTask, directory: str) -> Ope
 def _claimed_directory(
     operator: Operator, streaming: StreamingTask, remembered: PointerRow | None, storage: ObjectStorage, local: Path
 ) -> tuple[str, Tenure | None]:
-    """Return the shard's directory, by its pointer or newly begun, and the run's claim; None if no run is known."""
+    """Return the shard's directory, from its pointer or newly chosen, and the run's claim; None for an unknown run."""
 
     def claim(directory: str) -> Tenure | None:
         record = _record(operator, streaming, directory)
-        # First: a run that cannot go on with the state leaves no trace. One that is not known makes no claim.
+        # Check first, so that a run that cannot continue the state leaves no trace. An unknown run makes no claim.
         claiming.tables_once(storage, record, operator.function)
         if streaming.is_run_known:
             return claiming.keep_claim(storage, record, local / directory, streaming.batch_id, operator.settings)

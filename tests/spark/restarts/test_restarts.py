@@ -102,7 +102,7 @@ def test_a_query_whose_state_directory_was_emptied_stops(lab: Lab) -> None:
     lab.run(lab.totals())
     shutil.move(lab.folder / "durable", lab.folder / "kept")
     lab.feed([("a", 3)])
-    with pytest.raises(StreamingQueryException, match="the state directory has nothing of the state"):
+    with pytest.raises(StreamingQueryException, match="the state directory has no state for the query's pointer"):
         lab.run(lab.totals())
     shutil.rmtree(lab.folder / "durable")
     shutil.move(lab.folder / "kept", lab.folder / "durable")

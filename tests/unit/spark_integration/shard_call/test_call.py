@@ -292,7 +292,7 @@ def test_attempts_at_this_micro_batch_prove_nothing(open_shard: Open) -> None:
 def test_the_error_names_what_keeps_the_shard_back(open_shard: Open, storage: FaultyStorage, where: str) -> None:
     """An attempt that nobody accepted, and a repetition without rows of the shard: whoever deletes both can go on."""
     commit(open_shard("one"), 4)
-    with pytest.raises(StateLostError, match="failed micro-batch was repeated over other input") as raised:
+    with pytest.raises(StateLostError, match="repeated a failed micro-batch with different input") as raised:
         open_shard(where).require_no_history(4)
     named = raised.value.facts
     storage.delete([info.key for info in storage.list(f"{named['shard']}/")])
@@ -390,11 +390,13 @@ def test_an_emptied_directory_fails_the_query_while_the_executor_has_the_state(
         one.commit_one()
     one.begin("run-1")
     shutil.rmtree(tmp_path / "durable")
-    with pytest.raises(StateLostError, match=r"emptied, or is another one.*shard=totals/shard-0003.*missing=commits/"):
+    with pytest.raises(
+        StateLostError, match=r"emptied, or is a different directory.*shard=totals/shard-0003.*missing=commits/"
+    ):
         one.begin("run-2")
     # Nor where another shard has begun there since, which has written the record again.
     declare_operator(storage, RECORD)
-    with pytest.raises(StateLostError, match="emptied, or is another one"):
+    with pytest.raises(StateLostError, match="emptied, or is a different directory"):
         one.begin("run-2")
 
 
@@ -442,8 +444,8 @@ def test_where_the_pointer_carries_all_a_warning_will_do(
         one.begin("run-3", "/data/app")
     emptied, another = (record.getMessage() for record in caplog.records)
     assert "lacks the operator 'totals'" in emptied
-    assert "else stop the query, and set spark.holdfast.state.dir to the directory that it has" in emptied
-    assert another.endswith("else stop the query, and set spark.holdfast.state.dir to /data/app")
+    assert "if not, stop the query and set spark.holdfast.state.dir to its previous directory" in emptied
+    assert another.endswith("if not, stop the query and set spark.holdfast.state.dir to /data/app")
 
 
 def test_it_is_checked_once_in_a_run_and_process(
