@@ -1,12 +1,12 @@
-"""The seam between a step and its host, the Spark operator that runs it; and the hosts.
+"""The hosts: the Spark operators that run a step, and their common interface.
 
-The host calls each shard as one of its groups, keeps the shard's pointer with the micro-batch, and wakes the shard when
-a timer is due. Everything else, the user's state above all, is holdfast's.
+A host calls each shard as one of its groups, commits the shard's pointer with the micro-batch, and calls the shard when
+a timer is due. holdfast does everything else; above all, it stores the user's state.
 
 =======================  ==============================================================================================
-`GroupStateHost`          ``applyInPandasWithState``: runs on any state store; the pointer is the state of the group
+`GroupStateHost`          ``applyInPandasWithState``: runs on any state store; the pointer is the group's state
 `StatefulProcessorHost`   ``transformWithStateInPandas``: needs Spark's RocksDB state store, hands on a watermark, takes
-                          initial state, and may stand in a query more than once; the pointer is a value state
+                          initial state, and may occur repeatedly in a query; the pointer is a value state
 `run_batch`               ``applyInPandas``, for batch queries: state begins empty and ends with the query
 =======================  ==============================================================================================
 
@@ -16,8 +16,8 @@ a timer is due. Everything else, the user's state above all, is holdfast's.
     each micro-batch      rows ──────────────────────┴▶ call_shard ─▶ pointer, one timer
                           the shard's timer ─────────▶ call_shard, without rows
 
-Spark knows one timer of a shard, its earliest. Spark takes the timers to fire after all rows, so a timer that a call
-for rows sets into the past fires in the same micro-batch. What is still due then is due in the next one.
+Spark has only one timer per shard, the earliest. Spark collects due timers after all rows, so a timer that a call with
+rows sets in the past fires in the same micro-batch. A timer that is due after that fires in the next micro-batch.
 """
 
 from __future__ import annotations
@@ -46,33 +46,33 @@ from holdfast.spark_integration.shard.timeout import TimeMode, TimeoutConf, set_
 from holdfast.spark_integration.shard_call.call import ShardStep, call_shard
 from holdfast.spark_integration.transport.routes import ROUTE
 
-#: The pointer's column for a worker, which has no JVM to parse text.
+#: The schema of the pointer for a worker, which has no JVM to parse DDL.
 POINTER_SCHEMA = StructType([StructField(POINTER_COLUMN, BinaryType())])
 _BATCH_MS = "__holdfast_batch_ms"
 
 
 @dataclass(frozen=True)
 class SentRows:
-    """Rows on their way to their shards."""
+    """Rows that are sent to their shards."""
 
-    frame: DataFrame  #: To group by `ROUTE`
-    step: ShardStep  #: What the shards do with them
+    frame: DataFrame  #: The rows, to be grouped by `ROUTE`
+    step: ShardStep  #: The step that the shards run on them
 
 
 class Host(Protocol):
-    """One of Spark's stateful operators."""
+    """A stateful operator of Spark that calls shards."""
 
     @property
     def drops_late_rows(self) -> bool:
-        """Whether it drops rows that are older than the watermark."""
+        """Whether the host drops rows that are older than the watermark."""
 
     def run(self, rows: SentRows, initial: SentRows | None) -> DataFrame:
-        """Return the output of all shards' calls, each begun with its `initial` rows; runs on the driver."""
+        """Return the output of all shards, which start from their `initial` rows; called on the driver."""
 
 
 @dataclass(frozen=True)
 class GroupStateHost:
-    """The `Host` of steps that hand on no watermark."""
+    """The `Host` for steps that pass on no watermark."""
 
     output_mode: str
     timeout_conf: TimeoutConf
@@ -83,7 +83,7 @@ class GroupStateHost:
 
     def run(self, rows: SentRows, initial: SentRows | None) -> DataFrame:
         if initial is not None:
-            raise InvalidArgumentError("applyInPandasWithState takes no initial state")
+            raise InvalidArgumentError("applyInPandasWithState accepts no initial state")
         step, timeout_conf = rows.step, self.timeout_conf
 
         def shard(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
@@ -113,7 +113,7 @@ class StateOfGroup:
         return self._state.getCurrentWatermarkMs()
 
     def has_been_called(self) -> bool:
-        """Tell whether the shard was already called with rows in this micro-batch, and so has fired due timers."""
+        """Return whether the shard was already called with rows in this micro-batch, which also fires due timers."""
         remembered = self._remembered
         return self._state.hasTimedOut and remembered is not None and remembered.batch_ms == self.batch_ms
 
@@ -121,14 +121,14 @@ class StateOfGroup:
         return self._remembered
 
     def remember(self, row: PointerRow) -> None:
-        # Always put the pointer back: Spark keeps an old timeout when a call updates nothing.
+        # Always store the pointer: Spark keeps an old timeout if a call updates nothing.
         self._state.update(row.columns())
         set_shard_timeout(self._state, self._timeout_conf, row.earliest_timer_ms)
 
 
 @dataclass(frozen=True)
 class StatefulProcessorHost:
-    """The `Host` of steps that may hand on a watermark or begin with initial state."""
+    """The `Host` for steps that may pass on a watermark or start from initial state."""
 
     output_mode: str
     time_mode: TimeMode
@@ -156,19 +156,19 @@ class StatefulProcessorHost:
 
 
 def _with_batch_time(frame: DataFrame) -> DataFrame:
-    # Without a time mode Spark tells a processor no time; this column carries the micro-batch's time.
+    # Without a time mode, a processor gets no time from Spark; this column has the micro-batch's time.
     return frame.withColumn(_BATCH_MS, F.unix_millis(F.current_timestamp()))
 
 
 @dataclass(frozen=True)
 class _Side:
-    """Rows or initial rows, as the host shows them."""
+    """Rows or initial rows, as the host passes them."""
 
     step: ShardStep
-    columns: list[str]  #: In the order in which Spark sends them: it renames what is no Python identifier
+    columns: list[str]  #: In the order in which Spark sends them; Spark renames columns that are not Python identifiers
 
     def named(self, frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-        """Yield frames with the names that the transport gave."""
+        """Yield frames with the transport's column names."""
         return (frame.set_axis(self.columns, axis="columns") for frame in frames)
 
 
@@ -186,15 +186,15 @@ class _Shards:
         self._initial_route: int | None = None
 
     def begin(self, key: Any, frame: pd.DataFrame, times: TimerValues) -> None:
-        # Spark hands over a large frame in pieces, and does not say which is the last: each begins anew with all so
-        # far. Blobs are few, so pieces are: 64 MiB each.
+        # Spark passes a large frame in pieces and does not mark the last: each call starts over with all pieces so far.
+        # The blobs are few, and so are the pieces, of 64 MiB each.
         assert self._initial is not None
         if self._initial_route != int(key[0]):
             self._initial_route, self._initial_frames = int(key[0]), []
         self._initial_frames += self._initial.named([frame])
         group = _InitialValueOfGroup(self._pointer, self._handle, times, _batch_ms(self._initial_frames[0]))
         for _ in call_shard(self._initial.step, key, self._initial_frames, group):
-            pass  # no rows
+            pass  # initial state has no output rows
 
     def call(self, key: Any, frames: Iterator[pd.DataFrame], times: TimerValues) -> Iterator[pd.DataFrame]:
         named = self._rows.named(frames)
@@ -208,7 +208,7 @@ class _Shards:
         group = ValueOfGroup(self._pointer, self._handle, times, now_ms, firing_ms)
         remembered = group.remembered()
         if int(key[0]) in self._called and remembered is not None:
-            group.remember(remembered)  # it fired what was due; the rest is due next time
+            group.remember(remembered)  # its due timers have fired; later ones are due in the next micro-batch
         else:
             yield from call_shard(self._rows.step, key, (), group)
 
@@ -218,7 +218,7 @@ def _batch_ms(frame: pd.DataFrame) -> int:
 
 
 class ValueOfGroup:
-    """The `ShardGroup` on Spark's value state and timers; `firing_ms` is the timer that Spark calls for."""
+    """The `ShardGroup` on Spark's value state and timers; `firing_ms` is the timer that caused the call."""
 
     def __init__(
         self,
@@ -246,7 +246,7 @@ class ValueOfGroup:
     def remember(self, row: PointerRow) -> None:
         due_ms = row.earliest_timer_ms
         if due_ms is not None and due_ms == self._firing_ms:
-            due_ms -= 1  # any time that is past will do, but this one Spark deletes
+            due_ms -= 1  # any time in the past works, except `firing_ms`, which Spark deletes
             row = row._replace(earliest_timer_ms=due_ms)
         was_due_ms = self._remembered.earliest_timer_ms if self._remembered else None
         if was_due_ms not in (None, due_ms, self._firing_ms):
@@ -258,14 +258,14 @@ class ValueOfGroup:
 
 
 class _InitialValueOfGroup(ValueOfGroup):
-    """The group of a shard that begins: each piece of the initial state starts it over."""
+    """The group of a shard without a pointer: each piece of the initial state starts over."""
 
     def remembered(self) -> PointerRow | None:
         return None
 
 
 def run_batch(rows: SentRows, initial: SentRows | None) -> DataFrame:
-    """Return the output of all shards' calls."""
+    """Return the output of all shards in a batch query."""
     step, groups = rows.step, rows.frame.groupBy(ROUTE)
     schema = step.output.sent_schema
     if initial is None:
@@ -283,11 +283,11 @@ def run_batch(rows: SentRows, initial: SentRows | None) -> DataFrame:
 
 
 def _called(key: tuple[Any, ...], parts: list[tuple[ShardStep, pd.DataFrame]]) -> pd.DataFrame:
-    """Run one shard: its steps, one after the other, on the same state."""
+    """Run a shard's steps in order on the same state."""
     step = parts[-1][0]
     transaction = Transaction(None, 1, None, step.operator.function.tables(), _keep_nothing)
     batches = list(_outputs(key, parts, transaction))
-    # As one: the worker cannot convert columns that pandas has put together from Arrow's.
+    # In one batch: the worker cannot convert Arrow-backed columns that pandas has concatenated.
     frames = list(step.output.send([pa.concat_batches(batches)] if batches else []))
     return pd.concat(frames) if frames else pd.DataFrame()
 
@@ -295,10 +295,10 @@ def _called(key: tuple[Any, ...], parts: list[tuple[ShardStep, pd.DataFrame]]) -
 def _outputs(
     key: tuple[Any, ...], parts: list[tuple[ShardStep, pd.DataFrame]], transaction: Transaction
 ) -> Iterator[pa.RecordBatch]:
-    # The task's properties are no help: a batch query inside foreachBatch inherits those of the streaming query.
+    # Ignore the task's properties: a batch query inside foreachBatch inherits the streaming query's.
     now_ms, earliest_timer_ms = clock.now_ms(), None
     for step, frame in parts:
-        # As in a stream, where initial state has a version of its own: elements of lists are numbered by version.
+        # Initial state has a separate version, as in a stream: list elements are numbered by version.
         transaction.version = step.operator.first_version
         times = BatchTimes(now_ms, None, earliest_timer_ms, None)
         batch = step.operator.input_of(step.received([frame]), step.shard_of(key), None, times)

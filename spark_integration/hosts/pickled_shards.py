@@ -1,8 +1,8 @@
-"""The processor that Spark gets; the code that calls shards stays pickled until the first call.
+"""The processor for Spark, in which the code that calls shards stays pickled until the first call.
 
-At the start of each query Spark unpickles its processor in a process of its own, calls `init`, and ends it. What calls
-shards needs pandas, pyarrow and most of holdfast: to import them there would take half a second of CPU time. So this
-module imports nothing but what that process already has.
+At the start of each query, Spark unpickles the processor in a separate process, calls `init` and ends the process. The
+code that calls shards needs pandas, pyarrow and most of holdfast, whose import would cost that process half a second of
+CPU time. So this module imports only modules that the process has already loaded.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ class Shards(Protocol):
     """Calls the shards of one partition; each is a Spark group."""
 
     def open(self, handle: StatefulProcessorHandle, pointer: ValueState) -> None:
-        """Begin, in a worker."""
+        """Start a micro-batch in a worker."""
 
     def begin(self, key: Any, frame: Any, times: TimerValues) -> None:
-        """Take a piece of a shard's initial state."""
+        """Store a piece of a shard's initial state."""
 
     def call(self, key: Any, frames: Iterator[Any], times: TimerValues) -> Iterator[Any]:
-        """Call a shard with rows; yield frames."""
+        """Call a shard with rows; yield output frames."""
 
     def wake(self, key: Any, times: TimerValues, firing_ms: int) -> Iterator[Any]:
-        """Call a shard whose timer fires."""
+        """Call a shard whose timer has fired."""
 
 
 class PickledShards(ImmediateAcks, StatefulProcessor):
-    """Unpickles the shards at the first call of each micro-batch; `variable` keeps a shard's pointer."""
+    """Unpickles the shards at the first call of each micro-batch; the value state `variable` stores each pointer."""
 
     def __init__(self, shards: Shards, variable: str, schema: StructType) -> None:
         self._pickled: bytes = cloudpickle.dumps(shards)  # type: ignore[no-untyped-call]

@@ -1,1 +1,1 @@
-"""What all other rooms use of a shard: its pointer, operator, task, storage and timeout."""
+"""The parts of a shard that other packages use: its pointer, operator, task, storage and timeout."""

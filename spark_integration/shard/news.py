@@ -1,12 +1,12 @@
-"""What a task tells the driver of classic Spark, through an accumulator: which query it works for, and where.
+"""Reports a task's query and state directory to the driver of classic Spark, through an accumulator.
 
 ::
 
     task: claims ──▶ accumulator ──▶ at the task's end: the driver's Python
 
-Spark sends an accumulator back with each task that has unpickled it. So it travels as bytes, and only a task with news
-unpickles it: the first of an executor in a run, then one every two minutes. It drops the news of failed tasks: so
-each task that repeats another one has news, too.
+Spark returns an accumulator from each task that has unpickled it. The accumulator is therefore sent as bytes, and only
+a task with news unpickles it: an executor's first task of a run, then one task every two minutes. Spark drops the news
+of failed tasks, so a retried task reports, too.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from holdfast.spark_integration.shard.task import QUERY_PROPERTY
 
 @dataclass(frozen=True)
 class AtWork:
-    """A query that is at work on its state."""
+    """A query that is working on its state."""
 
-    query_id: str  #: Spark's
-    state_id: str  #: The id in its pointers and records
+    query_id: str  #: Spark's id
+    state_id: str  #: The id in the query's pointers and records
     state_dir: str
 
 
@@ -36,27 +36,27 @@ class NewsParam(AccumulatorParam[News]):
     """Merges the tasks' news."""
 
     def zero(self, value: News) -> News:
-        """Return no news."""
+        """Return the empty set."""
         return frozenset()
 
     def addInPlace(self, value1: News, value2: News) -> News:
-        """Return both."""
+        """Return the union."""
         return value1 | value2
 
 
 def packed(accumulator: Accumulator[News]) -> bytes:
-    """Return an accumulator as it travels."""
+    """Serialise an accumulator for the tasks."""
     return pickle.dumps(accumulator)
 
 
 def is_repeated() -> bool:
-    """Tell whether Spark repeats the running task."""
+    """Return whether the running task is a retry."""
     context = TaskContext.get()
     return context is not None and context.attemptNumber() > 0
 
 
 def tell_driver(accumulator: bytes, state_id: str, state_dir: str | None) -> None:
-    """Report this task's query to the driver, if the task knows it and the driver asks for it."""
+    """Report this task's query to the driver, if the task knows the query and has an accumulator."""
     context = TaskContext.get()
     query_id = context.getLocalProperty(QUERY_PROPERTY) if context else None
     if accumulator and query_id and state_dir is not None:

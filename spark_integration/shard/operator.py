@@ -1,9 +1,9 @@
-"""The seam between a shard's call and what an API does in it.
+"""The interface between a shard's call and the APIs.
 
-An `Operator` is one stateful step of a query as it travels to the workers: which shard has which keys, where state
-lives. Its `ShardFunction` is what the step computes: it declares the tables it needs, and turns a shard's rows of one
-micro-batch into output, reading and writing those tables in a transaction. Beginning, committing, retrying and
-durability are the same for all of them: `holdfast.spark_integration.shard_call.call`.
+An `Operator` is the definition of a stateful step that is sent to the workers. Its `ShardFunction`, implemented by each
+API, declares the step's state tables, and computes a shard's output from its rows in one micro-batch while it reads and
+writes those tables in a transaction. `holdfast.spark_integration.shard_call.call` begins, commits and retries the
+transaction in the same way for all APIs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.spark_types import Watermark
 from holdfast.spark_integration.transport.packed import HASH, Received
 
-#: The version of a shard that holds a query's initial state, before any micro-batch.
+#: The version of a shard with the query's initial state, which precedes the first micro-batch.
 INITIAL_VERSION = 0
 #: The state table of the APIs that keep one row per key.
 STATE_TABLE = "state"
@@ -31,16 +31,16 @@ STATE_TABLE = "state"
 
 @dataclass(frozen=True)
 class BatchTimes:
-    """The times of one micro-batch, in ms since 1970; the same whenever it is run again."""
+    """The times of a micro-batch, in ms since 1970; a rerun has the same times."""
 
     processing_ms: int  #: When the micro-batch was planned
     watermark_ms: int | None  #: Event-time watermark; None if the input has none
     earliest_timer_ms: int | None  #: No timer of the shard is due earlier; None if the shard has no timer
-    #: `processing_ms` of the shard's previous call; None in its first. May be later, if a clock was set back.
+    #: `processing_ms` of the shard's previous call; None in the first. May be later if a clock was set back.
     previous_ms: int | None
 
     def by_event_time(self) -> BatchTimes:
-        """Return the same with the watermark as the clock; anything due before the earliest timer is gone."""
+        """Return the times with the watermark as clock; nothing remains that was due before the earliest timer."""
         earliest_ms = self.earliest_timer_ms
         return replace(
             self, processing_ms=self.watermark_ms or 0, previous_ms=None if earliest_ms is None else earliest_ms - 1
@@ -49,9 +49,9 @@ class BatchTimes:
 
 @dataclass
 class CallCounts:
-    """What a function counts while it runs, for the metrics."""
+    """Counts that a function keeps for the metrics."""
 
-    keys: int = 0  #: Keys that the user's function was called for
+    keys: int = 0  #: Keys for which the user's function was called
     timers_due: int = 0  #: Timers that have fired
 
 
@@ -59,46 +59,46 @@ class CallCounts:
 class ShardInput:
     """One shard's part of a micro-batch."""
 
-    operator: str  #: Its name, for error messages
+    operator: str  #: The operator's name, for error messages
     shard: int
-    batch_id: int | None  #: Spark's micro-batch; None in a batch query, or if unknown
-    rows: pa.Table  #: In no particular order; none if the shard is called for its timers alone, or if all are late
-    shown_keys: pa.Table  #: The key of each row, as Spark gave it
+    batch_id: int | None  #: Id of Spark's micro-batch; None in a batch query, or if unknown
+    rows: pa.Table  #: In no particular order; empty if the shard is called only for its timers or all rows are late
+    shown_keys: pa.Table  #: The key of each row, in Spark's form
     hashes: pa.Array  #: Spark's ``xxhash64`` of each row's key, as int64
     times: BatchTimes
-    late: int = 0  #: Rows that were dropped as late
-    counts: CallCounts = field(default_factory=CallCounts)  #: For the function to add to
+    late: int = 0  #: Number of rows dropped as late
+    counts: CallCounts = field(default_factory=CallCounts)  #: Incremented by the function
 
     def after_unknown_calls(self) -> ShardInput:
-        """Return the input without the effects of the shard's previous call."""
+        """Return the input without the time of the shard's previous call."""
         return replace(self, times=replace(self.times, previous_ms=None))
 
     def keys(self, schema: TableSchema) -> Keys:
-        """Return each row's key for look-ups in a table: normalised, in storage types."""
+        """Return each row's key for look-ups in a table: normalised, with storage types."""
         return Keys.of(schema, self.hashes.to_numpy(), self.shown_keys)
 
     def distinct_keys(self, schema: TableSchema) -> tuple[Keys, RowOrder]:
-        """Return each key once, as `keys` does, and the order of the rows by key."""
+        """Return the distinct keys, in the form of `keys`, and the order of the rows by key."""
         every_key = self.keys(schema)
         order = order_rows(every_key.hashes, every_key.columns)
         return every_key.take(order.rows[order.first]), order
 
     def keys_shown_at(self, rows: IntArray) -> pa.Table:
-        """Return the keys of some rows, as Spark gave them."""
+        """Return the keys of the given rows, in Spark's form."""
         return take_rows(self.shown_keys.to_batches(), rows)
 
 
 class ShardFunction(Protocol):
-    """What an API does with one shard of one micro-batch; travels to the workers and holds no credentials."""
+    """An API's computation for a shard in a micro-batch; sent to the workers, so it holds no credentials."""
 
     def tables(self) -> Mapping[str, TableSchema]:
         """Return the schemas of the state tables."""
 
     def changes(self) -> Mapping[str, ColumnChanges]:
-        """Return, by table, the columns that the user drops and renames; repeated changes have no effect."""
+        """Return the columns that the user drops and renames, by table; a repeated change has no effect."""
 
     def configuration(self) -> Mapping[str, str]:
-        """Return the fixed configuration; kept in the operator's record."""
+        """Return the configuration that must not change; kept in the operator's record."""
 
     def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
         """Check that the operator can continue from an earlier run's state.
@@ -106,14 +106,14 @@ class ShardFunction(Protocol):
         Parameters
         ----------
         stored : StoredTables
-            The tables of that state, with this operator's `changes`.
+            The tables of the earlier state, with this operator's `changes`.
         configuration : mapping of str to str
-            What `configuration` returned in the run that began.
+            The result of `configuration` in the run that created the state.
 
         Raises
         ------
         SchemaMismatchError
-            It cannot.
+            The operator cannot continue from the state.
         """
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
@@ -122,7 +122,7 @@ class ShardFunction(Protocol):
         Returns
         -------
         int or None
-            When the shard's earliest remaining timer is due, in ms since 1970; None if it has none.
+            When the shard's earliest remaining timer is due, in ms since 1970; None if no timer remains.
 
         Notes
         -----
@@ -132,20 +132,20 @@ class ShardFunction(Protocol):
 
 @dataclass(frozen=True)
 class Operator:
-    """The definition of one stateful step, as it travels to the workers; holds no credentials."""
+    """The definition of a stateful step, sent to the workers; holds no credentials."""
 
     name: str
-    definition_id: str  #: New for each definition; distinguishes two operators of the same name
+    definition_id: str  #: New for each definition; distinguishes two operators with the same name
     function: ShardFunction
     shards: int
     key_columns: list[str]  #: Columns of the received table that hold the keys
     row_columns: list[str]  #: Columns of the received table that the function sees as rows
-    key_names: list[str]  #: Names of the keys, as the function sees them
-    watermark: Watermark | None  #: Of the input; None if it has none
+    key_names: list[str]  #: Names of the keys in the function
+    watermark: Watermark | None  #: The input's watermark; None if it has none
     settings: Settings
-    #: The version that micro-batch 0 commits; initial state, which comes before it, is `INITIAL_VERSION`
+    #: The version that micro-batch 0 commits; the initial state, which precedes it, has `INITIAL_VERSION`
     first_version: int = 1
-    fires_by_watermark: bool = False  #: Whether the clock of its timers is the watermark
+    fires_by_watermark: bool = False  #: Whether the timers' clock is the watermark
 
     @property
     def held_back_ms(self) -> int:
@@ -158,7 +158,7 @@ class Operator:
         return self.held_back_ms if self.fires_by_watermark else 0
 
     def input_of(self, received: Received, shard: int, batch_id: int | None, times: BatchTimes) -> ShardInput:
-        """Return received rows as the input of one shard."""
+        """Convert received rows to the input of one shard."""
         rows = received.rows
         return ShardInput(
             operator=self.name,

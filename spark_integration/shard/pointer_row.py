@@ -1,13 +1,13 @@
-"""The row that Spark keeps for each shard in its own operator's state: the query's pointer.
+"""The row with a shard's pointer, which Spark stores for each shard in the state of its own operator.
 
-The row names its query, its shard, the number of shards and the directory. So a call continues with what Spark has
-pinned, or fails, whatever a session, a task's properties or a definition say later. It also names the state directory,
-to find the state from the checkpoint location; a query itself uses its settings, since the directory may move.
+The row has the shard's query, its number, the number of shards and the directory. So a later call uses these values or
+fails, even if a session, a task's properties or a definition has changed. The row also has the state directory, through
+which the state is found from the checkpoint location; the query itself uses its settings, as the directory may move.
 
-Commits too small for an object of their own travel in the row; see `holdfast.snapshotter.commits`. A row without a
-pointer means that the shard was called but has no state yet.
+Commits that are too small for a separate object are stored in the row; see `holdfast.snapshotter.commits`. A row
+without a pointer means that the shard was called but has no state yet.
 
-The row is one binary value, a line of JSON and the commit that it carries, if any::
+The row is one binary value: a line of JSON and, if the row carries a commit, the commit::
 
     {"format": 1, "query": …, "state_dir": …, "directory": …, "shard": 3, "shards": 64, "version": 17, …}⏎commit
 """
@@ -28,23 +28,23 @@ from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 OPERATOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 ROW_FORMAT = 1
-#: The one column. Of each column Spark generates code in every task, and binds it several times in every micro-batch.
+#: The single column. For each column, Spark generates code in every task and binds it several times per micro-batch.
 POINTER_COLUMN = "holdfast_pointer"
 POINTER_STATE = f"{POINTER_COLUMN} binary"
-#: Spark's names of its operators that keep pointers.
+#: Spark's names for the operators that store pointers.
 GROUP_STATE, STATE_VARIABLES = "applyInPandasWithState", "transformWithStateInPandasExec"
-#: The value state in which the second one keeps them.
+#: The value state in which the second operator stores them.
 POINTER_VARIABLE = "holdfast_pointer"
 _Ms = Annotated[int, range(-(1 << 63), 1 << 63)]
 
 
 def directory_of_query(operator: str, query_id: str) -> str:
-    """Return the directory that only this query chooses."""
+    """Return the operator's directory that only this query uses."""
     return f"{operator}@{query_id}"
 
 
 def operator_of(directory: str) -> str | None:
-    """Return the operator in a directory's name; None if it is not such a name."""
+    """Return the operator's name from a directory's name; None if the name has a different form."""
     name, found, query_id = directory.partition("@")
     if not OPERATOR_NAME.fullmatch(name) or (found and not QUERY_ID.fullmatch(query_id)):
         return None
@@ -53,7 +53,7 @@ def operator_of(directory: str) -> str | None:
 
 @dataclass(frozen=True)
 class _Line(Stored):
-    """The line of JSON; see `PointerRow`."""
+    """The row's line of JSON; see `PointerRow`."""
 
     format: int
     query: Annotated[str, QUERY_ID]
@@ -68,7 +68,7 @@ class _Line(Stored):
 
     @property
     def pointer(self) -> Pointer | None:
-        """The version of the shard; raises `InvalidArgumentError` if it is not a valid one."""
+        """The shard's pointer, or None; raises `InvalidArgumentError` if it is invalid."""
         if self.version is None and self.commit is None:
             return None
         return Pointer.parse(None if self.commit is None else f"{self.version}-{self.commit}")
@@ -89,22 +89,22 @@ class _Line(Stored):
 class PointerRow(NamedTuple):
     """The row of one shard."""
 
-    query: str  #: The query's id, as known when the shard began; see `holdfast.spark_integration.shard.task`
+    query: str  #: The query's id, as known at the shard's first call; see `holdfast.spark_integration.shard.task`
     directory: str | None  #: The operator's directory below the state directory; None without a state directory
-    #: Which shard, of how many
+    #: The shard's number, and the number of shards
     shard: int
     shards: int
     pointer: Pointer | None  #: None if the shard has no state yet
-    carried: bytes | None  #: The commit of this version, if it is no object of its own
+    carried: bytes | None  #: The version's commit, if it has no separate object
     earliest_timer_ms: int | None  #: No timer of the shard is due earlier; None if the shard has no timer
-    #: When the micro-batch that put the row was planned, whether it wrote a version or not: Spark's processing time in
-    #: ms since 1970, the same whenever and wherever the micro-batch is evaluated
+    #: When the micro-batch that stored the row was planned, even if it wrote no version: Spark's processing time in ms
+    #: since 1970, equal in all evaluations of the micro-batch
     batch_ms: int
-    state_dir: str | None = None  #: ``spark.holdfast.state.dir`` of the call that put the row
+    state_dir: str | None = None  #: ``spark.holdfast.state.dir`` in the call that stored the row
 
     @classmethod
     def read(cls, row: tuple[Any, ...]) -> PointerRow:
-        """Return the row that Spark's state gave back: one binary value, as bytes or a bytearray."""
+        """Parse a row from Spark's state: one binary value, as bytes or a bytearray."""
         fields, carried = _parsed(row)
         try:
             line = _Line.read(fields, "the pointer")
@@ -125,18 +125,18 @@ class PointerRow(NamedTuple):
         )
 
     def require(self, operator: str, shard: int, shards: int) -> None:
-        """Check the row against the shard as it is defined now. Raises `SchemaMismatchError`."""
+        """Check the row against the shard's current definition. Raises `SchemaMismatchError`."""
         name = operator if self.directory is None else operator_of(self.directory)
-        # Check the owner first: another operator's number of shards must not be taken over.
+        # Check the owner first: a different operator's number of shards must not be adopted.
         if name != operator:
             raise SchemaMismatchError(
-                "Spark's state has another operator's pointer here: give each operator its old name, here "
+                "Spark's state has a different operator's pointer: give each operator its old name, here "
                 f"name={name!r}, and check that the checkpoint location is this query's",
                 stored=name,
                 asked=operator,
             )
         if self.shards != shards:
-            # Without a state directory a rescale has nothing to read.
+            # Without a state directory, a rescale has no input.
             rescaled = "" if self.directory is None else ", or rescale the query (holdfast rescale)"
             raise SchemaMismatchError(
                 "the state was written with a different number of shards: set spark.holdfast.shards to "
@@ -147,14 +147,14 @@ class PointerRow(NamedTuple):
             )
         if self.shard != shard:
             raise SchemaMismatchError(
-                "Spark's state has another shard's pointer here: check that the checkpoint location is this query's",
+                "Spark's state has a different shard's pointer: check that the checkpoint location is this query's",
                 operator=operator,
                 stored=self.shard,
                 asked=shard,
             )
 
     def columns(self) -> tuple[bytes]:
-        """Return the row as Spark's state takes it."""
+        """Convert the row to its columns in Spark's state."""
         version, commit_id = self.pointer or (None, None)
         fields = _Line(
             ROW_FORMAT,
@@ -173,17 +173,17 @@ class PointerRow(NamedTuple):
 
     @property
     def carried_commits(self) -> Mapping[Pointer, bytes]:
-        """The commit that the row carries, if any, by its pointer."""
+        """The commit, if any, that the row carries, by its pointer."""
         return {} if self.carried is None or self.pointer is None else {self.pointer: self.carried}
 
 
 def require_state_of(rows: Iterable[PointerRow], record: OperatorRecord, state_dir: str) -> None:
-    """Raise `NotFoundError` if pointers do not fit a record's operator, or the errors of `PointerRow.require`."""
+    """Raise `NotFoundError` if pointers belong to a different query than a record; see also `PointerRow.require`."""
     for row in rows:
         if row.query != record.query_id:
             raise NotFoundError(
-                "the state directory has another query's operator of this name: set spark.holdfast.state.dir (in "
-                "commands --state-dir) to the one that has this query's state",
+                "in the state directory, the operator of this name belongs to a different query: set "
+                "spark.holdfast.state.dir (in commands, --state-dir) to the directory with this query's state",
                 operator=record.operator,
                 state_dir=state_dir,
                 owner=record.query_id,
@@ -194,7 +194,7 @@ def require_state_of(rows: Iterable[PointerRow], record: OperatorRecord, state_d
 
 
 def _parsed(row: tuple[Any, ...]) -> tuple[dict[str, Any], bytes | None]:
-    """Return a row's fields and carried commits."""
+    """Return a row's fields, and the commit it carries or None."""
     fields: Any = None
     has_carried, carried = b"", b""
     if len(row) == 1 and isinstance(row[0], (bytes, bytearray)):
@@ -216,7 +216,7 @@ def _parsed(row: tuple[Any, ...]) -> tuple[dict[str, Any], bytes | None]:
 
 def _no_pointer(what: object) -> CorruptionError:
     return CorruptionError(
-        "Spark's state has a pointer that holdfast cannot have written: check that the checkpoint location is the "
-        "query's and that nothing else writes to it",
+        "holdfast cannot have written the pointer in Spark's state: check that the checkpoint location belongs to the "
+        "query and that nothing else writes to it",
         wrong=what,
     )

@@ -1,24 +1,24 @@
-"""Which query, run and micro-batch a task belongs to, and its durable storage.
+"""Finds a task's query, run, micro-batch and durable storage.
 
-Spark sets the first three as local properties of its own thread only. An action in a user's thread inside
-``foreachBatch``, or over Spark Connect, has none of them, and ``setJobGroup`` overwrites the run id. Where a task finds
-each:
+Spark sets the first three as local properties, but only in its own thread. An action in a user's thread inside
+``foreachBatch``, or over Spark Connect, has none of them, and ``setJobGroup`` overwrites the run id. A task finds them
+in:
 
 ==============  =========================  ====================================================================
                 in Spark's own thread      elsewhere
 ==============  =========================  ====================================================================
-query           ``sql.streaming.queryId``  the shard's pointer, which keeps it; else the run that began the shard
-run             the session that Spark clones for each start of a query: its id is in the tags that Spark gives
-                SQL jobs, in threads and over Connect too
-micro-batch     ``streaming.sql.batchId``  unknown; the version is the one after the pointer's
-its time        Spark's processing time, which is part of the plan: the same whoever evaluates the micro-batch
+query           ``sql.streaming.queryId``  the shard's pointer; without a pointer, the run stands in
+run             the session that Spark clones for each start of a query: Spark adds its id to the tags of SQL jobs,
+                also in threads and over Connect
+micro-batch     ``streaming.sql.batchId``  unknown; the next version follows the pointer's
+its time        Spark's processing time, which is part of the plan: equal in all evaluations of the micro-batch
 ==============  =========================  ====================================================================
 
-A job outside SQL (``rows.rdd`` in a thread), or of another session, reveals nothing. The id of the operator's
-definition, which travels with the plan, then stands in for the run's, and with the micro-batch's time for the
-query's; such a task makes no claim and begins no shard that other tasks might begin too.
+A job outside SQL (``rows.rdd`` in a thread), or in a different session, has neither. The id of the operator's
+definition, which is part of the plan, then replaces the run's id and, with the micro-batch's time, the query's id. Such
+a task makes no claim and begins no shard that other tasks may begin, too.
 
-A storage is opened once per process, as are the threads for its requests.
+Each process opens a storage, and the threads for its requests, only once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from holdfast.snapshotter.storage.options import CREDENTIALS
 from holdfast.spark_integration.executor.processes import STORAGES, kept_per_process
 from holdfast.spark_integration.spark_versions import state_partitions
 
-#: Local properties that Spark sets: the id of the query, the number of the micro-batch.
+#: Local properties that Spark sets: the query's id and the micro-batch's id.
 QUERY_PROPERTY, BATCH_PROPERTY = "sql.streaming.queryId", "streaming.sql.batchId"
 _EXECUTION, _TAGS = "spark.sql.execution.root.id", "spark.job.tags"
 _SESSION_TAG = re.compile(r"spark-session-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-execution-root-id-(\d+)")
@@ -48,15 +48,15 @@ _IO_THREADS = 8
 
 @dataclass(frozen=True)
 class StreamingTask:
-    """The micro-batch that a task belongs to."""
+    """A task's query, run and micro-batch."""
 
-    query_id: str  #: The same after every restart of the query, for a shard with a pointer
-    run_id: str  #: New with every start, if known
+    query_id: str  #: For a shard with a pointer, constant over restarts of the query
+    run_id: str  #: If known, new for every start of the query
     is_run_known: bool
     batch_id: int | None  #: None if unknown
     #: Number of partitions of Spark's state, as pinned in the query's offset log; None if unknown
     partitions: int | None
-    #: The query's id as Spark tells it here: a clone's own, while `query_id` is the original's; None if unknown
+    #: Spark's id of the query: for a clone, its own id, while `query_id` is the original's; None if unknown
     spark_id: str | None = None
 
     @classmethod
@@ -71,7 +71,7 @@ class StreamingTask:
         partitions = state_partitions(property_of, in_sparks_thread=query_id is not None)
         run_id = _run_id(property_of) if query_id or partitions else None
         return cls(
-            # One data frame may be started as two queries, whose definition is the same.
+            # A DataFrame may be started as two queries, which then share the definition.
             query_id=pinned_query_id or query_id or run_id or f"{definition_id}-{batch_ms}",
             run_id=run_id or definition_id,
             is_run_known=run_id is not None,
@@ -82,7 +82,7 @@ class StreamingTask:
 
 
 def current_batch_id() -> int | None:
-    """Return the micro-batch that the running task is sure to belong to; None if unknown."""
+    """Return the id of the running task's micro-batch; None if unknown."""
     context = TaskContext.get()
     is_sparks = context is not None and QUERY_ID.fullmatch(context.getLocalProperty(QUERY_PROPERTY) or "")
     return _number(context.getLocalProperty(BATCH_PROPERTY) or "") if context and is_sparks else None
@@ -90,7 +90,7 @@ def current_batch_id() -> int | None:
 
 @contextmanager
 def noted(operator: str, place: str) -> Iterator[None]:
-    """Add a note to an error that says where it was raised, in a form that `holdfast.explain` reads."""
+    """Note on an error where it was raised, in the form that `holdfast.explain` parses."""
     try:
         yield
     except Exception as exc:
@@ -101,7 +101,7 @@ def noted(operator: str, place: str) -> Iterator[None]:
 
 
 def _run_id(property_of: Callable[[str], str]) -> str | None:
-    """Return the id of the session of this job's outermost execution, which Spark cloned for the run."""
+    """Return the id of the session that Spark cloned for the run, from this job's outermost execution."""
     sessions = {number: session for session, number in _SESSION_TAG.findall(property_of(_TAGS))}
     return sessions.get(property_of(_EXECUTION))
 
@@ -111,12 +111,12 @@ def _number(text: str) -> int | None:
 
 
 def storage_options(settings: Settings) -> dict[str, str]:
-    """Return the task's ``spark.holdfast.storage.*``; Spark Connect hides secrets, so their usual names are tried."""
+    """Return the task's ``spark.holdfast.storage.*``, and secrets by their usual names, as Spark Connect hides them."""
     return session_values(STORAGE_PREFIX, {*settings.storage_names, *CREDENTIALS})
 
 
 def session_values(prefix: str, names: Collection[str]) -> dict[str, str]:
-    """Return settings of this task's session by their names behind a prefix; none outside a task."""
+    """Return the settings of this task's session by name without the prefix; empty outside a task."""
     context = TaskContext.get()
     values = {}
     for name in names:
@@ -127,17 +127,17 @@ def session_values(prefix: str, names: Collection[str]) -> dict[str, str]:
 
 
 def local_dir_of_session() -> str | None:
-    """Return this task's ``spark.holdfast.local.dir``, or None."""
+    """Return the session's ``spark.holdfast.local.dir``, or None."""
     return session_values(PREFIX, ["local.dir"]).get("local.dir") or None
 
 
 def state_storage(settings: Settings) -> ObjectStorage | None:
-    """Return the durable storage of this task, shared by the tasks of this process."""
+    """Return this task's durable storage, shared by the tasks of this process; None without a state directory."""
     return None if settings.state_dir is None else storage_at(settings.state_dir, settings)
 
 
 def storage_at(url: str, settings: Settings) -> ObjectStorage:
-    """Return the storage of this task at a URL, shared by the tasks of this process."""
+    """Return the storage at a URL with this task's options, shared by the tasks of this process."""
     return kept_storage(url, tuple(sorted(storage_options(settings).items())))
 
 
@@ -149,5 +149,5 @@ def kept_storage(url: str, options: tuple[tuple[str, str], ...]) -> ObjectStorag
 
 @kept_per_process(1)
 def io_executor() -> Executor:
-    """Return this process's threads for storage requests."""
+    """Return this process's thread pool for storage requests."""
     return ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="holdfast-io")

@@ -1,7 +1,7 @@
-"""Makes Spark call a shard without data when a timer is due, through the timeout of the shard's group.
+"""Sets the timeout of a shard's group, so that Spark calls the shard when a timer is due, even without data.
 
-A shard's timers live in its tables. Spark knows only the earliest, as the timeout of the shard's group, and so calls
-the shard in exactly those micro-batches that have data for it or in which a timer is due.
+A shard's timers are in its tables. Spark gets only the earliest, as the timeout of the shard's group, and so calls the
+shard in exactly the micro-batches in which the shard has data or a due timer.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 TimeoutConf = Literal["NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"]
 TimeMode = Literal["None", "ProcessingTime", "EventTime"]
 
-#: The table of keys' timers, which is not the user's state.
+#: The table of timers, which is not user state.
 TIMERS_TABLE = "timers"
 
-#: How Spark calls a shard whose timers are due.
+#: The timeout with which Spark calls a shard for its timers, by time mode.
 TIMEOUT_CONF: Mapping[str, TimeoutConf] = {
     "None": "NoTimeout",
     "ProcessingTime": "ProcessingTimeTimeout",
     "EventTime": "EventTimeTimeout",
 }
 
-#: By their names in lower case; Spark knows the first by another one, too.
+#: Time modes by name in lower case; Spark has two names for the first.
 TIME_MODES: Mapping[str, TimeMode] = {
     "none": "None",
     "notime": "None",
@@ -34,29 +34,29 @@ TIME_MODES: Mapping[str, TimeMode] = {
     "eventtime": "EventTime",
 }
 
-#: Where `GroupState` has the timeout to send to Spark; private to it, and used in this module alone.
+#: Private attribute of `GroupState` with the timeout for Spark; only this module uses it.
 PRIVATE_TIMEOUT = "_timeout_timestamp"
 
 
 def set_shard_timeout(state: GroupState, timeout_conf: TimeoutConf, earliest_timer_ms: int | None) -> None:
-    """Set the timeout of a shard's group to its earliest timer; call it after the group's state was updated."""
+    """Set the timeout of a shard's group to its earliest timer; call it after an update of the group's state."""
     if earliest_timer_ms is None:
-        return  # the update has cleared it
+        return  # the update has cleared the timeout
     if timeout_conf == "ProcessingTimeTimeout":
         state.setTimeoutDuration(max(1, earliest_timer_ms - state.getCurrentProcessingTimeMs()))
         return
     watermark_ms = state.getCurrentWatermarkMs()
     if earliest_timer_ms < watermark_ms and hasattr(state, PRIVATE_TIMEOUT):
-        # With spark.holdfast.timeouts=spark a timer may stay after it has fired, and is due in every micro-batch. Spark
-        # has no public call that sets a timeout in the past: with those alone it is due when the watermark moves on.
+        # With spark.holdfast.timeouts=spark, a fired timer may remain, due in every micro-batch. Spark's public methods
+        # cannot set a timeout in the past: with them, the timer is due only after the watermark advances.
         setattr(state, PRIVATE_TIMEOUT, earliest_timer_ms)
     else:
-        state.setTimeoutTimestamp(max(earliest_timer_ms, watermark_ms, 1))  # Spark refuses 0
+        state.setTimeoutTimestamp(max(earliest_timer_ms, watermark_ms, 1))  # Spark rejects 0
 
 
 def timeout_of(state: GroupState) -> int | None:
-    """Return the timeout that a call has set, in milliseconds since 1970."""
+    """Return the timeout that a call has set, in ms since 1970; None if it set no timeout."""
     due_ms = getattr(state, PRIVATE_TIMEOUT, None)
     if due_ms is None:
-        due_ms = json.loads(state.json())["timeoutTimestamp"]  # 20 µs a key
+        due_ms = json.loads(state.json())["timeoutTimestamp"]  # 20 µs per key
     return None if due_ms == state.NO_TIMESTAMP else int(due_ms)

@@ -232,10 +232,8 @@ def test_another_querys_state_directory_is_named(lab: Lab) -> None:
     begun(lab, CASES[0])
     lab.configure({"shards": "3"})
     run(lab, CASES[0], "other", "durable-other")
-    refused(
-        lab, NotFoundError, r"another query's operator of this name.*last_used=\S*/durable$", durable="durable-other"
-    )
-    with pytest.raises(NotFoundError, match="another query's operator of this name"):
+    refused(lab, NotFoundError, r"belongs to a different query.*last_used=\S*/durable$", durable="durable-other")
+    with pytest.raises(NotFoundError, match="belongs to a different query"):
         savepoints.rescale(lab.spark, lab.folder / "query", lab.folder / "again", shards=2)
 
 

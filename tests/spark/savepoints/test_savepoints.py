@@ -156,7 +156,7 @@ def test_another_operator_does_not_begin_with_what_was_restored(lab: Lab) -> Non
     (later, *_) = saved(lab, case)
     restored(lab)
     lab.feed(later)
-    with pytest.raises(StreamingQueryException, match="another operator's pointer here"):
+    with pytest.raises(StreamingQueryException, match="a different operator's pointer"):
         lab.run(totals(lab.source(case.schema), "totls"), "again")
 
 
