@@ -1,1 +1,1 @@
-"""State as a Spark table: the data source ``holdfast`` of savepoints, queries and their changes."""
+"""State as a Spark table: the data source ``holdfast`` for savepoints, queries and their changes."""

@@ -1,4 +1,4 @@
-"""State from outside: of a query, running or not, and of savepoints; as DataFrames, or read into this process."""
+"""Reads the state of queries, running or not, and of savepoints, as DataFrames or into this process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSource
 
 _SHARDS_AT_ONCE = 4
-# Spark wraps a source's errors during planning in a message of its own.
+# During planning, Spark wraps a source's errors in its own message.
 _SAID = re.compile(rf"{re.escape(errors.__name__)}\.(\w+): (.*)")
 
 
@@ -39,45 +39,45 @@ def read_state(
     batchId: int | None = None,
     keys: Key | Sequence[Key] | None = None,
 ) -> pa.Table:
-    """Return the live state of one operator as it was after a micro-batch.
+    """Return an operator's live state after a micro-batch.
 
     Parameters
     ----------
     spark : SparkSession
-        Its ``spark.holdfast.state.dir`` and ``spark.holdfast.storage.*`` must be those of the query.
+        ``spark.holdfast.state.dir`` and ``spark.holdfast.storage.*`` must be set as for the query.
     checkpoint_location : str or pathlib.Path
-        The query's own ``checkpointLocation``.
+        The query's ``checkpointLocation``.
     operator : str
         The operator's name.
     table : str, default "state"
-        Which of the operator's state tables; or a variable of a processor, by the name that the processor gave it.
-        Timers are in the table "timers".
+        A state table of the operator, or a processor's variable by its declared name. Timers are in the table
+        "timers".
     batchId : int, optional
-        The micro-batch, which the query must be able to return to; by default the last committed one.
+        The micro-batch, to which the query must be able to return; by default the last committed.
     keys : mapping, or sequence of mappings, optional
-        Return only the rows of these keys, each with a value for every column that the operator is grouped by, such as
-        ``{"user": "ann"}``. Reads only what holds them: see `holdfast.open_query`, which needs no session.
+        Return only the rows of these keys, each with a value for every grouping column of the operator, such as
+        ``{"user": "ann"}``. Reads only objects with these keys; see `holdfast.open_query`, which needs no session.
 
     Returns
     -------
     pyarrow.Table
-        One row per key with state, in no particular order: the key columns, then the value columns. A value column
-        whose name an earlier column has, in any case, is named ``value.<name>``.
+        One row per key with state, in no particular order: the key columns, then the value columns. If a value column's
+        name is taken, ignoring case, the column is named ``value.<name>``.
 
     Raises
     ------
     InvalidArgumentError
-        No state directory is configured, or `checkpoint_location` holds no query with state.
+        If no state directory is configured, or `checkpoint_location` holds no query with state.
     NotFoundError
-        The query has no operator of this name, or the operator no such table; or the micro-batch is not committed, or
-        was purged.
+        If the query has no such operator, the operator has no such table, or the micro-batch is not committed or was
+        purged.
     StateLostError, CorruptionError
-        An object of the state is missing or damaged.
+        If an object of the state is missing or damaged.
 
     Notes
     -----
-    The query may keep running. The whole state passes through this process; `holdfast.state` returns a DataFrame
-    instead, which executors read.
+    The query may keep running. This process reads the whole state; `holdfast.state` returns a DataFrame instead, which
+    executors read.
     """
     settings, options = configured(spark)
     with open_query(checkpoint_location, settings.state_dir, options) as query:
@@ -101,48 +101,48 @@ def state(
     changeStartBatchId: int | None = None,
     changeEndBatchId: int | None = None,
 ) -> DataFrame:
-    """Return the state of one operator as it was after a micro-batch, or what changed in it, as a DataFrame.
+    """Return an operator's state after a micro-batch, or its changes, as a DataFrame.
 
     Parameters
     ----------
     spark, checkpoint_location, operator, table
         As in `read_state`.
     columns : sequence of str, optional
-        Show only these, in this order.
+        Return only these columns, in this order.
     key : mapping of str to object, optional
-        Return only the rows of this key: a value for each column that the operator is grouped by. Reads only its shard.
-        A filter on the DataFrame finds the same rows, but reads all shards.
+        Return only the rows of this key, given by a value for each grouping column. Reads only the key's shard; a
+        filter on the DataFrame finds the same rows but reads all shards.
     shards : collection of int, optional
-        Read only these; no rows if it is empty.
+        Read only these shards; no rows if empty.
     batchId : int, optional
-        The micro-batch; by default the last committed one.
+        The micro-batch; by default the last committed.
     readChangeFeed : bool, default False
-        Return what changed from `changeStartBatchId` to `changeEndBatchId`, both included; by default the last
+        Return the changes from `changeStartBatchId` to `changeEndBatchId`, inclusive; the end is by default the last
         committed micro-batch.
 
     Returns
     -------
     DataFrame
-        One row per key: the key columns, the value columns, and ``shard``. A value column whose name is already taken
-        is named ``value.<name>``. A change feed has the columns ``batch_id`` and ``change_type`` besides, "update" or
-        "delete", and a row for each key and commit; a deleted row has no values.
+        One row per key: the key columns, the value columns, and ``shard``. If a value column's name is taken, it
+        is named ``value.<name>``. A change feed has a row per key and commit, and also the columns ``batch_id`` and
+        ``change_type``, "update" or "delete"; the values of a deleted row are null.
 
     Raises
     ------
     InvalidArgumentError
-        No state directory is configured, `checkpoint_location` holds no query with state, or arguments do not go
-        together.
+        If no state directory is configured, `checkpoint_location` holds no query with state, or arguments
+        conflict.
     NotFoundError
-        There is no such operator, table or column, or the query cannot return to the micro-batch any more. Or a change
-        feed begins before the oldest commit that is kept: the message says with which micro-batch it may begin.
+        If there is no such operator, table or column, or the query can no longer return to the micro-batch. Also if a
+        change feed starts before the oldest retained commit; the message names the earliest possible start.
 
     Notes
     -----
-    The query may keep running. The DataFrame stays at its micro-batch. It can be read for as long as the query could
-    return there (``minBatchesToRetain``). Executors read it, a shard in each task.
+    The query may keep running. The DataFrame stays at its micro-batch, and can be read as long as the query could
+    return to it (``minBatchesToRetain``). Executors read the DataFrame, one shard per task.
 
-    Small commits travel together, and what several micro-batches wrote in one is their net change: it has the
-    ``batch_id`` of the last one, and all of it is shown if that is in the range.
+    A small commit may be merged with those of later micro-batches. Its rows are then their net change, have the
+    ``batch_id`` of the last of them, and are all returned if that micro-batch is in the range.
     """
     first, last = _range(batchId, readChangeFeed, changeStartBatchId, changeEndBatchId)
     settings, options = configured(spark)
@@ -166,36 +166,36 @@ def load(
     key: Mapping[str, object] | None = None,
     shards: Collection[int] | None = None,
 ) -> DataFrame:
-    """Return a table of a savepoint.
+    """Return a table of a savepoint as a DataFrame.
 
     Parameters
     ----------
     spark : SparkSession
-        Its ``spark.holdfast.storage.*`` open the storage.
+        ``spark.holdfast.storage.*`` are used to open the storage.
     target : str or pathlib.Path
-        The directory of savepoints.
+        The savepoints' directory.
     name : str
-        Of the savepoint.
+        The savepoint's name.
     operator : str, optional
-        Required if it has several.
+        The operator; required if the savepoint has several.
     table, columns, key, shards
-        As in `holdfast.state`, which also describes what is returned.
+        As in `holdfast.state`, which also describes the result.
 
     Raises
     ------
     NotFoundError
-        There is no such savepoint, operator, table or column; the message says what there is.
+        If there is no such savepoint, operator, table or column; the message lists those that exist.
     InvalidArgumentError
-        An argument is wrong.
+        If an argument is invalid.
     CorruptionError
-        The savepoint's manifest is damaged.
+        If the savepoint's manifest is damaged.
     """
     given = {"table": table} | ({} if operator is None else {"operator": operator})
     return _frame(spark, f"{target}/{name}", given, columns, key, shards)
 
 
 def register_source(spark: SparkSession, source: type[DataSource]) -> None:
-    """Register a source's format with a session; changes nothing if Spark finds it by itself."""
+    """Register a data source with a session; no effect if Spark already finds it."""
     from pyspark.errors import AnalysisException
 
     require_worker_python(spark)
@@ -235,7 +235,7 @@ def _frame(
 
 
 def holdfast_error_in(error: PySparkException) -> HoldfastError | None:
-    """Return the holdfast error that Spark has wrapped; None if the error is Spark's own."""
+    """Return the holdfast error wrapped by Spark, or None for Spark's own errors."""
     found = _SAID.findall(str(error))
     if not found:
         return None
@@ -244,7 +244,7 @@ def holdfast_error_in(error: PySparkException) -> HoldfastError | None:
 
 
 def _range(batch_id: int | None, is_feed: bool, first: int | None, last: int | None) -> tuple[int | None, int | None]:
-    """Return the first micro-batch of a change feed, None for state, and the micro-batch to read."""
+    """Return a change feed's first micro-batch, or None for state, and the micro-batch to read."""
     if not is_feed:
         if first is not None or last is not None:
             raise InvalidArgumentError("changeStartBatchId and changeEndBatchId need readChangeFeed=True")
@@ -252,9 +252,9 @@ def _range(batch_id: int | None, is_feed: bool, first: int | None, last: int | N
     if batch_id is not None:
         raise InvalidArgumentError("a change feed takes changeStartBatchId and changeEndBatchId instead of batchId")
     if type(first) is not int or first < 0:
-        raise InvalidArgumentError("readChangeFeed needs changeStartBatchId, a whole number from 0 on", given=first)
+        raise InvalidArgumentError("readChangeFeed needs changeStartBatchId, a whole number, 0 or more", given=first)
     if last is not None and type(last) is not int:
-        raise InvalidArgumentError("changeEndBatchId must be a whole number from 0 on", given=last)
+        raise InvalidArgumentError("changeEndBatchId must be a whole number, 0 or more", given=last)
     if last is not None and last < first:
         raise InvalidArgumentError("the change feed ends before it begins", first=first, last=last)
     return first, last

@@ -4,32 +4,32 @@
 
     spark.read.format("holdfast").option("operator", "totals").load("s3://bucket/savepoints/before-upgrade")
 
-`holdfast.state` reads a query: by its checkpoint location, with the state directory and the micro-batch as options.
+`holdfast.state` reads a query by its checkpoint location, with state directory and micro-batch as options.
 
-On the driver Spark gives a source neither session nor settings: the storage's settings come as options, or from where
-the store's own tools look. Options travel to the executors, except credentials, which tasks get from their session.
+On the driver, Spark gives a source neither session nor settings: storage settings are passed as options, or found where
+the store's own tools look. Options are sent to executors, except credentials, which tasks take from their session.
 
-A table is read in parts, each a stretch of the hashes of one shard::
+A table is read in parts, each a range of hashes in a shard::
 
-    savepoint     a part for each piece
-    query         a part for each shard with state
-    changes       a part for each shard that has any since the feed begins
+    savepoint     a part per piece
+    query         a part per shard with state
+    changes       a part per shard with changes since the feed's start
 
 The driver reads a savepoint's manifest or a query's pointers. Executors read pieces, or restore each shard at its
 pointer from durable storage.
 
 A change feed is read from the commits, newest first, along their lineage::
 
-    pointer 25 ─▶ carried: 24, 25 ─▶ commits/23 ─▶ commits/21 ─▶ …      each says what its micro-batches wrote
+    pointer 25 ─▶ carried: 24, 25 ─▶ commits/23 ─▶ commits/21 ─▶ …      each has its micro-batches' writes
 
-A commit shared by several micro-batches has their net change, and counts as the last one's.
+A commit shared by several micro-batches has their net change, and counts for the last of them.
 
 The columns of a read::
 
     batch_id   change_type   user    n      total    shard
     └─ of a change feed ─┘   └key┘   └──values───┘
 
-Spark takes a batch only if its Arrow schema is exactly the one that it has derived from the read's schema.
+Spark accepts a batch only if its Arrow schema equals the schema that Spark derives from the read's schema.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ from holdfast.spark_integration.spark_state.query_location import json_object
 from holdfast.spark_integration.spark_types import arrow_schema, spark_type
 
 STORAGE = "storage."
-#: A JSON object of storage options whose names have capitals, since Spark passes names in lower case.
+#: A JSON object of storage options with capitals in their names, since Spark passes names in lower case.
 STORAGE_IN_JSON = "storage"
 NAMES = (
     "path",
@@ -91,20 +91,20 @@ NAMES = (
     "changeStartBatchId",
 )
 _AS_GIVEN = {name.lower(): name for name in NAMES}
-#: Of a query only.
+#: Options of queries only.
 _OF_QUERY = ("batchId", "readChangeFeed", "changeStartBatchId")
 _FLAGS = {"true": True, "false": False}
 _DIGITS_MAX = 18
 SHARD, BATCH_ID, CHANGE_TYPE = "shard", "batch_id", "change_type"
 UPDATE, DELETE = "update", "delete"
-# Of one batch to Spark: a column of text must stay below 2 GiB.
+# Upper limits of a batch for Spark, whose text columns must stay below 2 GiB.
 _BATCH_ROWS, _BATCH_BYTES = 1_000_000, 256 << 20
 NAME = "holdfast"
 
 
 @dataclass(frozen=True)
 class StoragePlace:
-    """A directory of savepoints, or a state directory, and what opens it."""
+    """A directory of savepoints or a state directory, with the options to open it."""
 
     url: str
     options: Mapping[str, str] = field(repr=False)
@@ -117,28 +117,28 @@ class StoragePlace:
         return replace(self, options={name: value for name, value in self.options.items() if name not in CREDENTIALS})
 
     def in_task(self) -> StoragePlace:
-        """Return the place with the credentials that the running task has from its session."""
+        """Return the place with the credentials from the running task's session."""
         return replace(self, options={**self.options, **session_values(STORAGE_PREFIX, CREDENTIALS)})
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What to read, and how."""
+    """The options of a read."""
 
-    path: str  #: Of a savepoint: its directory, a slash, and its name. Of a query: its checkpoint location.
-    operator: str | None = None  #: Its name; needed of a query, and of a savepoint that has several
+    path: str  #: A savepoint's directory, a slash, and its name; or a query's checkpoint location
+    operator: str | None = None  #: Required for a query, and for a savepoint with several operators
     table: str = "state"  #: A state table, or the name of a processor's variable
-    columns: tuple[str, ...] = ()  #: Those to show, in this order; all if there are none
-    key: Mapping[str, Any] = field(default_factory=dict)  #: Read the rows of this key only; all if it is empty
-    shards: ShardRanges | None = None  #: Read these only; None for all
-    state_dir: str | None = None  #: Of a query; None for a savepoint
-    batch_id: int | None = None  #: The micro-batch, the last one of a change feed; None for the last committed one
-    changes_from: int | None = None  #: Show what has changed since this micro-batch began; None for the state
-    storage: Mapping[str, str] = field(default_factory=dict, repr=False)  #: What opens the storage
+    columns: tuple[str, ...] = ()  #: The columns to return, in this order; all if empty
+    key: Mapping[str, Any] = field(default_factory=dict)  #: Read only this key's rows; all if empty
+    shards: ShardRanges | None = None  #: Read only these; None for all
+    state_dir: str | None = None  #: A query's state directory; None for a savepoint
+    batch_id: int | None = None  #: The micro-batch, or a change feed's last; None for the last committed
+    changes_from: int | None = None  #: A change feed's first micro-batch; None for state
+    storage: Mapping[str, str] = field(default_factory=dict, repr=False)  #: Storage options
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
-        """Return the options of a read. Raises `InvalidArgumentError`."""
+        """Parse the options of a read. Raises `InvalidArgumentError`."""
         values = {name.lower(): value for name, value in given.items()}
         storage = {name.removeprefix(STORAGE): value for name, value in values.items() if name.startswith(STORAGE)}
         values = {name: value for name, value in values.items() if not name.startswith(STORAGE)}
@@ -179,23 +179,23 @@ class ReadOptions:
 
 
 def storage_options(given: Mapping[str, str]) -> dict[str, str]:
-    """Return a session's storage settings as one JSON option, since Spark hides option values by their names."""
+    """Return a session's storage settings as options; those with capitals share an option with a JSON object."""
     in_json = {name: value for name, value in given.items() if name != name.lower()}
     options = {STORAGE + name: value for name, value in given.items() if name not in in_json}
     return options | ({STORAGE_IN_JSON: json.dumps(in_json)} if in_json else {})
 
 
 def in_json(text: str) -> dict[str, str]:
-    """Parse the option ``storage``. Raises `InvalidArgumentError` if this is not a JSON object of texts."""
+    """Parse the option ``storage``. Raises `InvalidArgumentError` if it is not a JSON object of strings."""
     found = json_object(text)
     if found is None or any(type(value) is not str for value in found.values()):
-        # Without the text, which may hold credentials.
+        # The error omits the text, which may contain credentials.
         raise InvalidArgumentError('the option storage must be a JSON object of strings, such as {"anon": "true"}')
     return found
 
 
 def columns_option(names: object) -> str:
-    """Return the option's text for columns of any names. Raises `InvalidArgumentError`."""
+    """Encode column names as the text of the `columns` option. Raises `InvalidArgumentError`."""
     found = None if isinstance(names, str) or not isinstance(names, Iterable) else list(names)
     if not found or any(not isinstance(name, str) for name in found):
         raise InvalidArgumentError("columns must be a list of names; omit it for all columns", columns=names)
@@ -247,10 +247,10 @@ def _is_number(text: str) -> bool:
 class ShownTable:
     """The requested columns of a table, in order."""
 
-    fields: tuple[StructField, ...]  #: All that there are
-    wanted: tuple[str, ...]  #: Their names, in the order in which they are shown
-    shard: str  #: What the column of the shard is called
-    changes: tuple[str, ...] = ()  #: What the columns of a change feed are called; none for state
+    fields: tuple[StructField, ...]  #: All columns
+    wanted: tuple[str, ...]  #: The names of the requested columns, in order
+    shard: str  #: The name of the shard column
+    changes: tuple[str, ...] = ()  #: The names of a change feed's columns; empty for state
 
     @classmethod
     def of(cls, table: TableSchema, wanted: Sequence[str] = (), *, changes: bool = False) -> Self:
@@ -276,17 +276,17 @@ class ShownTable:
 
     @property
     def struct(self) -> StructType:
-        """The columns for Spark."""
+        """The requested columns in Spark's types."""
         by_name = {field.name: field for field in self.fields}
         return StructType([by_name[name] for name in self.wanted])
 
     @cached_property
     def arrow(self) -> pa.Schema:
-        """The columns of a batch."""
+        """The Arrow schema of a batch."""
         return arrow_schema(self.struct, "the state")
 
     def batches(self, run: Run, shard: int, batch_id: int | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield rows as Spark wants them, in a change feed with their `batch_id`. Raises `InvalidArgumentError`."""
+        """Yield rows as batches for Spark, with `batch_id` in a change feed. Raises `InvalidArgumentError`."""
         names = [field.name for field in self.fields]
         places = [names.index(name) - len(self.changes) for name in self.wanted]
         for chunk in run.chunks(_BATCH_ROWS, _BATCH_BYTES):
@@ -315,13 +315,13 @@ class ShownTable:
 
 @dataclass(frozen=True)
 class ReadPart(InputPartition):
-    """What a task reads: rows of one shard, whose keys have some hashes."""
+    """The part that a task reads: a shard's rows with hashes in a range."""
 
     shard: int
     hashes: HashRange
 
 
-#: Rows of a part, and, in a change feed, the micro-batch that wrote them.
+#: Rows of a part and, in a change feed, the micro-batch that wrote them.
 PartRows = tuple[Run, int | None]
 
 
@@ -334,18 +334,18 @@ class PiecePart(ReadPart):
 
 @dataclass(frozen=True)
 class SavedTable:
-    """A table of an operator in the savepoint `name`, which is in the directory `place`."""
+    """A table of an operator in the savepoint `name` in the directory `place`."""
 
     place: StoragePlace
     name: str
     operator: str
-    schema: TableSchema  #: As it is shown
-    grouping: tuple[str, ...]  #: The key columns that the rows' hashes are of; none where that is not known
+    schema: TableSchema  #: The shown schema
+    grouping: tuple[str, ...]  #: The hashed key columns; empty if unknown
     pieces: tuple[Piece, ...] = field(repr=False)
 
     @classmethod
     def find(cls, options: ReadOptions) -> SavedTable:
-        """Return the table that options name. Raises `InvalidArgumentError`, `NotFoundError`, `CorruptionError`."""
+        """Find the table that the options name. Raises `InvalidArgumentError`, `NotFoundError`, `CorruptionError`."""
         target, _, name = options.path.rstrip("/").rpartition("/")
         if not target or not name:
             raise InvalidArgumentError("load the path of a savepoint: its directory, a slash, and its name")
@@ -355,7 +355,7 @@ class SavedTable:
                 savepoint = read_savepoint(storage, name)
             except NotFoundError as exc:
                 raise NotFoundError(
-                    f"{exc.message}; of a query's state, name the checkpointLocation and an operator (holdfast.state)",
+                    f"{exc.message}; for a query's state, name the checkpointLocation and an operator (holdfast.state)",
                     **exc.facts,
                 ) from exc
             operator = savepoint.find_operator(options.operator)
@@ -370,7 +370,7 @@ class SavedTable:
         return [PiecePart(piece.shard, HashRange(piece.first_hash, piece.last_hash), piece) for piece in self.pieces]
 
     def rows(self, storage: ObjectStorage, part: ReadPart) -> Iterator[PartRows]:
-        """Read a part from the opened place. Raises `HoldfastError`."""
+        """Read a part from its opened storage. Raises `HoldfastError`."""
         assert isinstance(part, PiecePart)
         yield read_piece(savepoint_folder(storage, self.name), self.operator, part.piece, self.schema), None
 
@@ -391,16 +391,16 @@ class ShardPart(ReadPart):
 class QueryTable:
     """A table of a query's operator after a micro-batch, or its changes; see `SavedTable`."""
 
-    place: StoragePlace  #: Of the state directory
+    place: StoragePlace  #: The state directory
     stored: Mapping[str, StoredTables] = field(repr=False)  #: By directory
     schema: TableSchema
     grouping: tuple[str, ...]
-    changes_from: int | None  #: Read what has changed since this micro-batch began; None: read the state
+    changes_from: int | None  #: A change feed's first micro-batch; None for state
     shards: tuple[ShardPart, ...] = field(repr=False)
 
     @classmethod
     def find(cls, options: ReadOptions) -> QueryTable:
-        """Return the table that options name. Raises `InvalidArgumentError`, `NotFoundError`, `CorruptionError`."""
+        """Find the table that the options name. Raises `InvalidArgumentError`, `NotFoundError`, `CorruptionError`."""
         if options.operator is None or options.state_dir is None:
             raise InvalidArgumentError("a query's state needs the options operator and stateDir: see holdfast.state")
         place = StoragePlace(options.state_dir, options.storage)
@@ -430,11 +430,11 @@ class QueryTable:
         )
 
     def parts(self) -> list[ReadPart]:
-        """Return the shards that have state, or changes."""
+        """Return the shards with state or, in a change feed, with changes."""
         return [part for part in self.shards if self.changes_from is None or _version(part.at) > self.changes_from]
 
     def rows(self, storage: ObjectStorage, part: ReadPart) -> Iterator[PartRows]:
-        """Read a shard from the opened place. Raises `HoldfastError`."""
+        """Read a shard from its opened storage. Raises `HoldfastError`."""
         assert isinstance(part, ShardPart)
         return self._live(storage, part) if self.changes_from is None else self._changes(storage, part)
 
@@ -463,12 +463,12 @@ class QueryTable:
         return replace(self, place=self.place.without_credentials(), shards=())
 
 
-#: One table of an operator; without its parts it travels to the executors.
+#: A table of an operator; sent to executors without its parts.
 ReadableTable = SavedTable | QueryTable
 
 
 def find_table(options: ReadOptions) -> ReadableTable:
-    """Return the table that options name. Raises `InvalidArgumentError`, `NotFoundError`, `CorruptionError`."""
+    """Find the table that the options name. Raises `InvalidArgumentError`, `NotFoundError`, `CorruptionError`."""
     return SavedTable.find(options) if options.state_dir is None else QueryTable.find(options)
 
 
@@ -477,7 +477,7 @@ def _version(row: PointerRow) -> int:
 
 
 def _commits_after(storage: ObjectStorage, part: ShardPart, table: TableSchema, version: int) -> Iterator[Commit]:
-    """Yield a shard's commits with writes later than a version, newest first."""
+    """Yield a shard's commits after a version, newest first."""
     row = part.at
     assert row.pointer is not None
     objects = CommitObjects(PrefixedStorage(storage, shard_prefix(part.directory, part.shard)), {table.name: table})
@@ -496,7 +496,7 @@ def _commits_after(storage: ObjectStorage, part: ShardPart, table: TableSchema, 
 
 
 def _require_kept(storage: ObjectStorage, operator: StoredOperator, version: int) -> None:
-    """Check, before tasks run, that all shards keep the commits after a version; clean-ups delete the oldest first."""
+    """Check before tasks run that all shards retain the commits after a version; the oldest are deleted first."""
     missing: list[tuple[int, str, int]] = []
     for directory, rows in operator.pointers.items():
         listing = list_state_dir(storage, directory).operators[directory]
@@ -514,7 +514,7 @@ def _require_kept(storage: ObjectStorage, operator: StoredOperator, version: int
 
 
 def _cleaned_up(directory: str, shard: int, first: int) -> NotFoundError:
-    """Return the error for a feed that begins before a shard's oldest commit; `first` is where it may begin."""
+    """Return the error for a feed that starts before a shard's oldest commit; `first` is the earliest start."""
     return NotFoundError(
         "the change feed begins before the oldest commit that is kept, because the query deletes what it no longer "
         f"needs: begin with micro-batch {first} or a later one",
@@ -525,7 +525,7 @@ def _cleaned_up(directory: str, shard: int, first: int) -> NotFoundError:
 
 
 class StateSource(DataSource):
-    """See the module."""
+    """The data source ``holdfast``; see the module."""
 
     @classmethod
     def name(cls) -> str:
@@ -547,12 +547,12 @@ class StateSource(DataSource):
         return keys_of(table.schema, table.grouping, [key]) if key else None
 
     def schema(self) -> StructType:
-        """Return the key columns, the value columns, and ``shard``; before them, those of a change feed."""
-        _ = self._key  # Spark asks for the columns first: what is wrong with the key is said then
+        """Return a change feed's columns, the key columns, the value columns and ``shard``."""
+        _ = self._key  # checks the key: Spark calls `schema` first
         return self._table[1].struct
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader; Spark passes the schema that the user gave, if any."""
+        """Return the reader; `schema` is the user's, if given."""
         (table, shown), options = self._table, self._parsed
         if schema != shown.struct:
             raise InvalidArgumentError(
@@ -563,7 +563,7 @@ class StateSource(DataSource):
 
 
 class TableReader(DataSourceReader):
-    """Reads the parts of a table, of some `shards` or one `key` if not None; travels to the executors."""
+    """Reads the parts of a table, limited to `shards` or `key` if given; sent to executors."""
 
     def __init__(self, table: ReadableTable, shown: ShownTable, shards: ShardRanges | None, key: Keys | None) -> None:
         wanted = None if key is None else HashRange(*[int(key.hashes[0])] * 2)
@@ -575,7 +575,7 @@ class TableReader(DataSourceReader):
         self._table, self._shown, self._key = table.travelling(), shown, key
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the state to pickle; each task also gets its part."""
+        """Return the attributes to pickle without parts, since Spark sends each task its part."""
         return {**self.__dict__, "_parts": []}
 
     def partitions(self) -> list[InputPartition]:
@@ -583,7 +583,7 @@ class TableReader(DataSourceReader):
         return list(self._parts)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, ReadPart):  # Spark's own, where there is no part
+        if not isinstance(partition, ReadPart):  # Spark's own partition if there are no parts
             return
         with self._table.place.in_task().open() as storage:
             for rows, batch_id in self._table.rows(storage, partition):
