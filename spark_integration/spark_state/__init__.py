@@ -1,1 +1,1 @@
-"""A query's checkpoint location, read without Spark: its logs, and the state with pointers."""
+"""Reads a query's checkpoint location without Spark: its logs, and the state that holds pointers."""

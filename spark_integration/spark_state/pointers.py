@@ -1,4 +1,4 @@
-"""The pointers of a query to its state, in the files of Spark's state stores: read, and made for a new query.
+"""Reads a query's pointers from the files of Spark's state stores, and writes such files for a new query.
 
 ::
 
@@ -6,37 +6,37 @@
         state/0/3/…  ──pointers──▶               <operator>/operator           schemas, number of shards
                                                  <operator>/shard-0003/…       each shard, restored at its pointer
 
-A query may have several steps with state. Only their pointers tell which of Spark's operators are ours, and whose
-directories they use; the session's names and settings do not. Read for them is:
+A query may have several stateful operators. Only the pointers show which operators are ours and which directories they
+use; the session's names and settings do not. These files are read:
 
 ::
 
-    offsets/7       which provider and codec Spark has pinned
-    commits/7       where state stores have ids: those of micro-batch 7, by operator and partition
-    state/0/…       version 8: a row for each shard, whose value is the pointer
+    offsets/7       the provider and codec that Spark pinned
+    commits/7       ids of state stores, if any, by operator and partition
+    state/0/…       version 8: a row per shard, whose value is the pointer
     state/0/_metadata/metadata          v1
                                         {"operatorInfo": {"operatorId": 0, "operatorName": "applyInPandasWithState"},
                                          "stateStoreInfo": [{"storeName": "default", "numPartitions": 4, …}]}
-    state/0/_metadata/v2/0              v2: the same, and "operatorPropertiesJson", from micro-batch 0 on
-    state/0/0/_metadata/schema          "v2" ‖ columns of keys ‖ columns of values; each a number of texts, as JSON
+    state/0/_metadata/v2/0              v2: the same, and "operatorPropertiesJson", since micro-batch 0
+    state/0/0/_metadata/schema          "v2" ‖ key columns ‖ value columns; each a count and texts of JSON
 
-Texts in a schema are Java's: 2 bytes for their size, then UTF-8; numbers have 4 bytes; all big endian.
+Texts in a schema are Java's: a 2-byte size, then UTF-8. Numbers have 4 bytes. All are big endian.
 
-Keys and values are rows of Spark's (`holdfast.spark_integration.spark_state.row_streams`); RocksDB has a byte before
-each, the version of their encoding, 0, and may have them as Avro. The value is the struct ``groupState``, beside a
+Keys and values are Spark's rows (`holdfast.spark_integration.spark_state.row_streams`). On RocksDB, a byte with the
+encoding's version, 0, precedes each row, and rows may be Avro. A value is the struct ``groupState``, perhaps with a
 timeout, or the pointer itself.
 
-What is made for a query that begins with pointers::
+These files are written for a query that starts with pointers::
 
-    state/0/_metadata/metadata      the operator, and how many partitions it has
-    state/0/0/_metadata/schema      the columns of its keys and values
-    state/0/<partition>/1.delta     version 1, that after micro-batch 0: the pointers of the shards that run there
+    state/0/_metadata/metadata      the operator, and its number of partitions
+    state/0/0/_metadata/schema      the columns of keys and values
+    state/0/<partition>/1.delta     version 1, after micro-batch 0: the pointers of the partition's shards
 
-These are the files of ``applyInPandasWithState`` on Spark's default state store; only Spark makes RocksDB's.
-`tests/spark/savepoints/test_new_state.py` compares each byte of them, decompressed, with what each Spark makes.
+These are the files of ``applyInPandasWithState`` on Spark's default state store; only Spark writes RocksDB's files.
+`tests/spark/savepoints/test_new_state.py` compares their decompressed bytes with the files of each Spark version.
 
 Source: Spark 4.3's ``OperatorStateMetadata``, ``SchemaHelper``, ``FlatMapGroupsWithStateExecHelper``,
-``OffsetSeqMetadata`` and ``HDFSBackedStateStoreProvider``, and locations that 4.0 to 4.3 wrote.
+``OffsetSeqMetadata`` and ``HDFSBackedStateStoreProvider``, and locations written by 4.0 to 4.3.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ from holdfast.spark_integration.spark_state.row_streams import (
 )
 from holdfast.spark_integration.transport.routes import ROUTE, route_of_hash
 
-#: The only store of a host's.
+#: The only store of an operator that holds pointers.
 _STORE = "default"
 _POINTERS_OF_GROUPS = ("groupState",)
 _TIMEOUT = "timeoutTimestamp"
@@ -95,28 +95,28 @@ PROVIDER = f"{_PREFIX}providerClass"
 FILES, _ROCKSDB = "HDFSBackedStateStoreProvider", "RocksDBStateStoreProvider"
 _PACKAGE = "org.apache.spark.sql.execution.streaming.state."
 _CODEC = re.compile(r"(?:org\.apache\.spark\.io\.)?(\w+?)(?:compressioncodec)?", re.IGNORECASE)
-#: The settings of whether rows have checksums, and, on RocksDB, of how they are encoded.
+#: Settings of rows' checksums and, on RocksDB, of their encoding.
 ROW_CHECKSUM, ENCODING = f"{_PREFIX}rowChecksum.enabled", f"{_PREFIX}encodingFormat"
 _UNSAFE_ROW, _AVRO = "unsaferow", "avro"
 _ENCODING_VERSION = b"\0"
-#: Of a partition that is read alone: the largest file, what it may hold, and all rows: pointers of some shards.
+#: Upper limit of a file, of its plain bytes and of all rows, for a partition that is read alone.
 FILE_BYTES_MAX = 1 << 30
-#: The same for one read beside others, so that all together have about as much.
+#: The same for each of several partitions read in parallel, which together have about the same limit.
 PART_BYTES_MAX = 64 << 20
 _AT_ONCE = 16
-#: All pointers of an operator, with the commits that they carry.
+#: Upper limit of an operator's pointers with the commits that they carry.
 KEPT_BYTES_MAX = 4 << 30
-#: Whoever reads a large one.
+#: Held while a large partition is read.
 _ALONE = threading.Lock()
 _THREADS = 16
 _FORMAT, _KNOWN_FORMAT = "spark.sql.streaming.flatMapGroupsWithState.stateFormatVersion", "2"
-#: The form of rows in files that are written here.
+#: The form of rows in written files.
 PLAIN_ROWS: Mapping[str, str] = {ROW_CHECKSUM: "false", ENCODING: "unsaferow"}
 _NO_TIMEOUT = -1
 
 
 class NeedsSparkError(Exception):
-    """Only Spark makes state in this form; the text says which."""
+    """State in the form that the message names can be written only by Spark."""
 
 
 def _not_known(form: str, **where: str) -> InvalidArgumentError:
@@ -127,29 +127,29 @@ def _not_known(form: str, **where: str) -> InvalidArgumentError:
 
 @dataclass(frozen=True)
 class StateOperator:
-    """One of Spark's operators with state."""
+    """A stateful operator of Spark."""
 
     number: int  #: From 0, in the query's plan
-    host: str  #: Spark's name of it
-    partitions: int  #: Of its state; 0 where it has several stores, or others than a host's
-    variables: tuple[str, ...]  #: Names of its state variables; none where it has no such things
+    host: str  #: Spark's name of the operator
+    partitions: int  #: Partitions of its state; 0 if its stores differ from a pointer operator's
+    variables: tuple[str, ...]  #: Names of its state variables, if any
     #: What Spark keeps of ``transformWithState``: modes, and variables
     properties: Mapping[str, Any] = field(default_factory=dict)
 
 
 class StateOperators:
-    """The operators with state of a query, by micro-batch; results are cached."""
+    """Reads a query's stateful operators by micro-batch; results are cached."""
 
     def __init__(self, location: ObjectStorage) -> None:
         self._location = location
         self._read = cache(partial(_read, location))
         self._columns = cache(partial(_pointer_columns, location))
-        # Up to which micro-batch it is known which metadata there is, and by operator since when each holds.
+        # The micro-batch up to which metadata is listed, and by operator each file's first micro-batch.
         self._listed = -1
         self._versions: list[dict[int, str]] = []
 
     def at(self, batch_id: int) -> list[StateOperator]:
-        """Return the operators as of a committed micro-batch. Raises `CorruptionError`, `InvalidArgumentError`."""
+        """Return the operators at a committed micro-batch. Raises `CorruptionError`, `InvalidArgumentError`."""
         if batch_id > self._listed:
             versions: list[dict[int, str]] = []
             while found := self._list(len(versions)):
@@ -162,9 +162,9 @@ class StateOperators:
         return operators
 
     def every(self, batch_id: int) -> list[StateOperator]:
-        """Return the operators as `at` does, at least one; raises if one is left out."""
+        """Like `at`, but raises if there are no operators or an operator is missing."""
         found = self.at(batch_id)
-        if self._location.list(f"state/{len(found)}/"):  # they are numbered without gaps, and each has metadata
+        if self._location.list(f"state/{len(found)}/"):  # numbers have no gaps, and each operator has metadata
             raise CorruptionError(
                 "Spark's metadata of an operator with state is missing: the checkpoint location was copied in part, "
                 "or files of it were deleted; restore them",
@@ -179,17 +179,17 @@ class StateOperators:
         return found
 
     def hold_pointers(self, operator: StateOperator) -> bool:
-        """Tell whether an operator keeps holdfast's pointers. Raises `InvalidArgumentError`, `CorruptionError`."""
+        """Return whether an operator holds holdfast's pointers. Raises `InvalidArgumentError`, `CorruptionError`."""
         if operator.host == GROUP_STATE:
             return bool(operator.partitions and self._columns(operator.number))
         return operator.host == STATE_VARIABLES and POINTER_VARIABLE in operator.variables
 
     def has_timeout(self, operator: StateOperator) -> bool:
-        """Tell whether each pointer of a group has a timeout beside it."""
+        """Return whether each pointer of a group has a timeout."""
         return _TIMEOUT in self._columns(operator.number)
 
     def _list(self, number: int) -> dict[int, str]:
-        """Return the keys of an operator's metadata by the first micro-batch for which each holds."""
+        """Return the keys of an operator's metadata by the first micro-batch to which each applies."""
         folder = f"state/{number}/_metadata/"
         found = [(info.key, _METADATA.fullmatch(info.key.removeprefix(folder))) for info in self._location.list(folder)]
         return {int(match[1] or -1): key for key, match in found if match}
@@ -222,7 +222,7 @@ def _partitions(number: object) -> int:
 
 
 def _pointer_columns(location: ObjectStorage, number: int) -> tuple[str, ...]:
-    """Return the pointer columns of an operator of groups; empty if it is not ours."""
+    """Return the pointer columns of an operator of groups; empty if the operator is not ours."""
     key = f"state/{number}/0/_metadata/schema"
     source = f"{location.url}/{key}"
     try:
@@ -246,14 +246,14 @@ def _pointer_columns(location: ObjectStorage, number: int) -> tuple[str, ...]:
 
 
 def metadata_of_groups(number: int, partitions: int) -> bytes:
-    """Return the metadata of an ``applyInPandasWithState``, as Spark writes it."""
+    """Return the metadata of an ``applyInPandasWithState`` in Spark's format."""
     store = {"storeName": _STORE, "numColsPrefixKey": 0, "numPartitions": partitions}
     operator = {"operatorId": number, "operatorName": GROUP_STATE}
     return f"v1\n{_json({'operatorInfo': operator, 'stateStoreInfo': [store]})}".encode()
 
 
 def schema_of_groups(*, has_timeout: bool) -> bytes:
-    """Return the schema of groups with pointers, all nullable, so that every version of Spark accepts it."""
+    """Return the schema of groups with pointers, all nullable, which every version of Spark accepts."""
     pointer = _struct(**{POINTER_COLUMN: "binary"})
     value = _struct(groupState=pointer, **({_TIMEOUT: "long"} if has_timeout else {}))
     parts = [struct.pack(">i", 1) + _java_text(_json(one)) for one in (_struct(**{ROUTE: "integer"}), value)]
@@ -285,18 +285,18 @@ def _texts(data: bytes, at: int) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class StateStores:
-    """How Spark keeps the state of a query as of a micro-batch."""
+    """Spark's state stores of a query after a micro-batch."""
 
-    version: int  #: That the micro-batch has made
-    provider: str  #: The class of its state stores, without the package
+    version: int  #: The version that the micro-batch committed
+    provider: str  #: The class of the state stores, without the package
     codec: str
-    has_checksums: bool  #: Whether rows have some
-    is_avro: bool  #: Else rows are Spark's
-    unique_ids: Mapping[int, tuple[str, ...]]  #: By operator those of its partitions; none where stores have no ids
+    has_checksums: bool  #: Whether rows have checksums
+    is_avro: bool  #: Whether rows are Avro, not Spark's
+    unique_ids: Mapping[int, tuple[str, ...]]  #: Ids of partitions by operator; empty if stores have no ids
 
     @classmethod
     def of(cls, batch: LoggedBatch, location: str) -> StateStores:
-        """Return the settings that Spark has pinned at a location. Raises `InvalidArgumentError`, `CorruptionError`."""
+        """Return the stores by Spark's pinned settings. Raises `InvalidArgumentError`, `CorruptionError`."""
         pinned = batch.conf
         provider, codec = str(pinned.get(PROVIDER, _PACKAGE + FILES)), _codec_of(pinned)
         if provider not in (_PACKAGE + FILES, _PACKAGE + _ROCKSDB):
@@ -313,7 +313,7 @@ class StateStores:
     def read(
         self, location: ObjectStorage, operator: int, partition: int, family: str | None, limit_bytes: int
     ) -> Rows:
-        """Return a partition's rows, without checksums and encoding version; `limit_bytes` bounds files and rows."""
+        """Return a partition's rows without checksums and encoding versions; `limit_bytes` limits files and rows."""
         folder = PrefixedStorage(location, f"state/{operator}/{partition}")
         ids = self.unique_ids.get(operator)
         if ids is not None and partition >= len(ids):
@@ -321,7 +321,7 @@ class StateStores:
         at = Named(self.version, ids[partition] if ids is not None else None)
         if self.provider == FILES:
             return row_streams.read_rows(folder, at, self.codec, limit_bytes, has_checksums=self.has_checksums)
-        # Spark imports the data source, and with it this module, in each new process; few of them need RocksDB.
+        # Each new process imports this module with the data source; few processes need RocksDB.
         from holdfast.spark_integration.spark_state import rocksdb_files
 
         rows = rocksdb_files.read_rows(folder, at, self.codec, family, limit_bytes, has_checksums=self.has_checksums)
@@ -330,7 +330,7 @@ class StateStores:
         return {key[1:]: value[1:] for key, value in rows.items()}
 
     def pointer(self, value: bytes, source: str, *, is_of_group: bool) -> tuple[object, ...]:
-        """Return the row of a pointer from a value of Spark's state, that of a group or a state variable's."""
+        """Return a pointer's row from a value of Spark's state: a group's or a state variable's."""
         if self.is_avro:  # which Spark refuses for groups
             return (avro_binary(value, source),)
         # The group's state comes before the timeout.
@@ -350,7 +350,7 @@ def _unique_ids(batch: LoggedBatch) -> dict[int, tuple[str, ...]]:
     found = {}
     try:
         for operator, partitions in batch.unique_ids.items():
-            # Of each partition those of its stores; a host has one.
+            # Each partition lists its stores' ids; pointer operators have one store.
             found[int(operator)] = tuple(checked_unique_id(stores[0]) for stores in partitions)
     except (ValueError, TypeError, IndexError, AttributeError, KeyError) as exc:
         raise CorruptionError("the log of a committed micro-batch names no state", batch_id=batch.batch_id) from exc
@@ -365,7 +365,7 @@ def read_pointers(
     executor: Executor,
     partitions: Collection[int] | None = None,
 ) -> list[PointerRow] | None:
-    """Return the pointers of one of Spark's operators, in all or some partitions; None if it has none."""
+    """Return the pointers in all or the given partitions of a Spark operator, or None if it holds no pointers."""
     if not operators.hold_pointers(operator):
         return None
     family = None if operator.host == GROUP_STATE else POINTER_VARIABLE
@@ -384,7 +384,7 @@ def read_pointers(
 
 
 def _each(read: Callable[..., Rows], partitions: Collection[int], executor: Executor) -> Iterator[Rows]:
-    """Yield the rows of partitions, read in parallel, large ones alone."""
+    """Yield the rows of partitions, read in parallel; large partitions are read alone."""
 
     def read_small(partition: int) -> Rows | None:
         try:
@@ -392,7 +392,7 @@ def _each(read: Callable[..., Rows], partitions: Collection[int], executor: Exec
         except CorruptionError:
             return None  # larger, or damaged: the next read reports it
 
-    # Nor are more of them kept while a large one is read.
+    # While a large partition is read, at most `_AT_ONCE` small partitions are in memory.
     with closing(ahead(executor, read_small, partitions, _AT_ONCE)) as found:
         for partition, small in zip(partitions, found, strict=True):
             if small is not None:
@@ -405,20 +405,20 @@ def _each(read: Callable[..., Rows], partitions: Collection[int], executor: Exec
 
 @dataclass(frozen=True)
 class StatefulStep:
-    """One of Spark's operators with state in a query."""
+    """A stateful operator of Spark in a query, with its pointers."""
 
     number: int  #: From 0, in the query's plan
     host: str  #: Spark's name of it
-    is_ours: bool  #: Whether its state are pointers of holdfast
-    has_timeout: bool  #: Whether Spark keeps a timeout beside each
-    #: By holdfast's operators and their directories; of shards that never had rows there are none
+    is_ours: bool  #: Whether its state consists of holdfast's pointers
+    has_timeout: bool  #: Whether each pointer has a timeout
+    #: By holdfast operator and directory; shards that never had rows have no pointers
     pointers: Mapping[str, Mapping[str, list[PointerRow]]]
     #: What Spark keeps of ``transformWithState``: modes, and variables
     properties: Mapping[str, Any] = field(default_factory=dict)
 
 
 def modes_of(properties: Mapping[str, Any], number: int) -> dict[str, str]:
-    """Return ``timeMode`` and ``outputMode`` of a ``transformWithState``, as an operator's record has them."""
+    """Return ``timeMode`` and ``outputMode`` of a ``transformWithState`` in the form of an operator's record."""
     modes = {name: str(properties.get(name, "")).lower() for name in ("timeMode", "outputMode")}
     if modes["timeMode"] not in TIME_MODES:
         raise InvalidArgumentError("Spark's metadata has an unknown time mode", number=number, **modes)
@@ -426,7 +426,7 @@ def modes_of(properties: Mapping[str, Any], number: int) -> dict[str, str]:
 
 
 def stored_steps(location: ObjectStorage, batch: LoggedBatch) -> list[StatefulStep]:
-    """Return a query's operators with state, with their pointers after a micro-batch."""
+    """Return a query's stateful operators with their pointers after a micro-batch."""
     with ThreadPoolExecutor(_THREADS) as executor:
         operators, stores = StateOperators(location), StateStores.of(batch, location.url)
         steps = []
@@ -440,7 +440,7 @@ def stored_steps(location: ObjectStorage, batch: LoggedBatch) -> list[StatefulSt
 
 
 def by_operator(rows: Iterable[PointerRow], checkpoint_location: str) -> dict[str, dict[str, list[PointerRow]]]:
-    """Return pointers by operator and directory. Raises `InvalidArgumentError` if the state is not durable."""
+    """Group pointers by operator and directory. Raises `InvalidArgumentError` if the state is not durable."""
     found: dict[str, dict[str, list[PointerRow]]] = {}
     for row in rows:
         if row.directory is None:
@@ -455,25 +455,25 @@ def by_operator(rows: Iterable[PointerRow], checkpoint_location: str) -> dict[st
 
 @dataclass(frozen=True)
 class PointerOperator:
-    """One of Spark's operators with state, as a query begins with it."""
+    """A stateful operator of Spark, with the pointers with which a new query starts."""
 
-    host: str  #: Spark's name of it, as `stored_steps` returns it
-    timeout_conf: TimeoutConf  #: Of ``applyInPandasWithState``
-    time_mode: TimeMode  #: Of ``transformWithStateInPandas``
-    output_mode: str  #: ``transformWithStateInPandas`` keeps it
+    host: str  #: Spark's name of the operator, as in `StatefulStep`
+    timeout_conf: TimeoutConf  #: For ``applyInPandasWithState``
+    time_mode: TimeMode  #: For ``transformWithStateInPandas``
+    output_mode: str  #: For ``transformWithStateInPandas``
     pointers: tuple[PointerRow, ...]
 
 
 @dataclass(frozen=True)
 class NewState:
-    """How the state of a query is written."""
+    """The form in which a new query's state is written."""
 
     partitions: int
     codec: str
 
     @classmethod
     def of(cls, pinned: Mapping[str, str], partitions: int, hosts: Iterable[str]) -> NewState:
-        """Return how to write a query's state. Raises `NeedsSparkError`."""
+        """Return the form for a query's pinned settings. Raises `NeedsSparkError`."""
         if PROVIDER not in pinned:
             raise NeedsSparkError("a state store that its session chooses")
         if (provider := str(pinned[PROVIDER])) != _PACKAGE + FILES:
@@ -491,7 +491,7 @@ class NewState:
         return cls(partitions, codec)
 
     def files(self, operators: Sequence[PointerOperator]) -> Iterator[tuple[str, bytes]]:
-        """Yield the files of operators, by number from 0, and their keys below the checkpoint location."""
+        """Yield the files of operators, numbered from 0, as keys below the checkpoint location with contents."""
         for number, operator in enumerate(operators):
             has_timeout = operator.timeout_conf != "NoTimeout"
             yield f"state/{number}/_metadata/metadata", metadata_of_groups(number, self.partitions)
@@ -504,11 +504,11 @@ class NewState:
 
 
 def _value(pointer: PointerRow, has_timeout: bool) -> bytes:
-    """Return a group's row: its state, and when Spark calls it without data."""
+    """Return a group's row: its state, and its timeout if it has one."""
     state = unsafe_row(*pointer.columns())
     if not has_timeout:
         return unsafe_row(state)
     due_ms = pointer.earliest_timer_ms
     if due_ms is None:
         return unsafe_row(state, _NO_TIMEOUT)
-    return unsafe_row(state, due_ms - 1 if due_ms == _NO_TIMEOUT else due_ms)  # as overdue, and not the number for none
+    return unsafe_row(state, due_ms - 1 if due_ms == _NO_TIMEOUT else due_ms)  # overdue, and not `_NO_TIMEOUT`

@@ -1,26 +1,26 @@
-"""A query's checkpoint location, read without Spark.
+"""Reads a query's checkpoint location without Spark.
 
 ::
 
     metadata            {"id": "<query id>"}
     offsets/7           v1
                         {"batchWatermarkMs": …, "batchTimestampMs": …, "conf": {…}}
-                        {"logOffset": 3}          of each source the end of micro-batch 7, "-" for none;
-                                                  from v2 on  <name>:{"logOffset": 3}
+                        {"logOffset": 3}          each source's end of micro-batch 7, or "-";
+                                                  since v2  <name>:{"logOffset": 3}
     commits/7           v1
                         {"nextBatchWatermarkMs": …}
-    sources/0/3         what source 0 keeps; of files also 9.compact, which holds 0 to 9
-    state/…             Spark's state, which has our pointers
+    sources/0/3         source 0's log; for files also 9.compact, with 0 to 9
+    state/…             Spark's state, which holds our pointers
 
-A micro-batch counts once it is in both logs. Names that are not numbers are leftovers, checksums or of later releases.
+A micro-batch counts once it is in both logs. Other file names are leftovers, checksums or files of later releases.
 
 Source: Spark 4.3's ``OffsetSeqLog``, ``CommitLog`` and ``HDFSMetadataLog``, and locations that it wrote.
 
-The log of a file source as it was is rebuilt from later compacted files::
+An earlier log of a file source is rebuilt from later compacted files::
 
-    9.compact   every file of 0 to 9
-    10 … 18     the files of that number
-    19.compact  every file of 0 to 19      ──▶ the log up to 15: those of its lines whose "batchId" is at most 15
+    9.compact   all files of 0 to 9
+    10 … 18     the files of each number
+    19.compact  all files of 0 to 19       ──▶ the log up to 15: the lines whose "batchId" is at most 15
 
 Source: Spark 4.3's ``CompactibleFileStreamLog`` and ``FileStreamSourceLog``.
 """
@@ -41,22 +41,22 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
 COMPACT = ".compact"
 _NAME = re.compile(rf"([0-9]{{1,18}})({re.escape(COMPACT)})?")
-# Each is cut from the same file of all.
+# Each is cut from the same compacted file.
 _SINGLE_FILES_MAX = 1000
 _LOG_BYTES_MAX = 256 << 20
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 _VERSION = re.compile(r"v[0-9]{1,3}")
-#: Names of checksums, and of files that were being written.
+#: Names of checksums and of unfinished files.
 LEFTOVER = re.compile(r"(^|/)\.[^/]*$|\.(crc|tmp)$")
 _NAMED = re.compile(r"([A-Za-z0-9_]+):(.*)", re.DOTALL)
-# Files that others put there, such as a mark of Hadoop's or a file manager's note, are in no source's folder.
+# Files of other programs, such as Hadoop's markers, are not in a source's folder.
 _IN_SOURCE = re.compile(r"sources/([A-Za-z0-9_]+)/")
-#: The version of an offset log whose sources have names, and the setting with which they have.
+#: The version of an offset log with named sources, and the setting that enables names.
 NAMED_SOURCES, NAMED_SOURCES_SETTING = "v2", "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 
 
 def json_object(text: str) -> dict[str, Any] | None:
-    """Return the JSON object that a text holds; None for any other text."""
+    """Parse a JSON object; return None for any other text."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -65,7 +65,7 @@ def json_object(text: str) -> dict[str, Any] | None:
 
 
 def number_of(name: str) -> int | None:
-    """Return the number of a log file; None for other files."""
+    """Return the number of a log file, or None for other files."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -76,16 +76,16 @@ def compacted(names: Iterable[str]) -> list[int]:
 
 
 def first_missing(numbers: set[int], first: int, last: int) -> int | None:
-    """Return the first missing number in a range; None if all exist."""
+    """Return the first missing number of a range, or None if all exist."""
     if sum(first <= number <= last for number in numbers) > last - first:
         return None
     return next(number for number in itertools.count(first) if number not in numbers)
 
 
 def names_up_to(end: int, compact_numbers: list[int]) -> list[str]:
-    """Return the files that make up a log up to a number, from later compacted files.
+    """Return the file names of a log that is cut at a number from later compacted files.
 
-    One for each number below the first compaction; else one of all, from which Spark derives how often to compact.
+    A file per number below the first compaction; else a compacted file, from which Spark derives the interval.
     """
     *_, before, last = [-1, -1, *compact_numbers]
     if before >= 0 and end + 1 < min(last - before, _SINGLE_FILES_MAX):
@@ -94,7 +94,7 @@ def names_up_to(end: int, compact_numbers: list[int]) -> list[str]:
 
 
 def cut(data: bytes | memoryview, name: str, source: str) -> bytes:
-    """Return a log file, cut from a later compacted one that errors call `source`. Raises `CorruptionError`."""
+    """Return a log file cut from a later compacted file, `source`. Raises `CorruptionError`."""
     is_compact, end = name.endswith(COMPACT), number_of(name)
     assert end is not None
     first = 0 if is_compact else end
@@ -120,26 +120,26 @@ def cut(data: bytes | memoryview, name: str, source: str) -> bytes:
 
 @dataclass(frozen=True)
 class LoggedBatch:
-    """A committed micro-batch, as Spark logged it."""
+    """A committed micro-batch in Spark's logs."""
 
     batch_id: int
     offsets_version: str  #: ``v1`` or ``v2``
     batch: str  #: JSON: watermark, time and pinned settings
-    sources: tuple[tuple[str, str], ...]  #: Number or name of each source, and its offset at the end of the micro-batch
+    sources: tuple[tuple[str, str], ...]  #: Each source's number or name, and its end offset
     next_watermark_ms: int
-    #: Where Spark's state stores have ids (log of version 2): by operator those of its partitions, as logged
+    #: Ids of state stores by operator, for each partition, as logged; empty before version 2 of the log
     unique_ids: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def conf(self) -> dict[str, Any]:
-        """The settings that Spark has pinned."""
+        """The settings that Spark pinned."""
         found: dict[str, Any] = json.loads(self.batch)["conf"]
         return found
 
 
 @dataclass(frozen=True)
 class PlannedOffsets:
-    """A micro-batch as Spark logged it before it ran."""
+    """A micro-batch as Spark logged it before running it."""
 
     #: As in `LoggedBatch`
     offsets_version: str
@@ -161,21 +161,21 @@ class PlannedOffsets:
 
     @property
     def plan(self) -> str:
-        """What distinguishes the micro-batch from others with its number: see `plan_of`."""
+        """The text that distinguishes this micro-batch from others with the same number; see `plan_of`."""
         return plan_of(self.batch, self.sources)
 
 
 @dataclass(frozen=True)
 class LoggedTimes:
-    """When a micro-batch was planned and committed, by the clock of the store, in ms since 1970."""
+    """The times at which a micro-batch was planned and committed, by the store's clock, in ms since 1970."""
 
     batch_id: int
     planned_ms: int
-    committed_ms: int | None  #: None while it runs, or where it failed
+    committed_ms: int | None  #: None if it is running or failed
 
 
 class QueryLocation:
-    """Spark's checkpoint location of one query. `storage`: its root is the location."""
+    """A query's checkpoint location, which is the root of `storage`."""
 
     def __init__(self, storage: ObjectStorage) -> None:
         self._storage, self.url = storage, storage.url
@@ -195,29 +195,29 @@ class QueryLocation:
         return query_id
 
     def find_id(self) -> str | None:
-        """Return the query's id; None if this is not a checkpoint location, or a damaged one."""
+        """Return the query's id, or None if this is not a checkpoint location or is damaged."""
         with suppress(InvalidArgumentError, CorruptionError):
             return self.query_id()
         return None
 
     def committed(self) -> list[int]:
-        """Return the numbers of the committed micro-batches that are still logged, ascending."""
+        """Return the committed micro-batches that are still logged, ascending."""
         return sorted(self._numbers("commits/") & self._numbers("offsets/"))
 
     def times(self) -> list[LoggedTimes]:
-        """Return when the micro-batches that are still logged were planned and committed, ascending by number."""
+        """Return the planning and commit times of the micro-batches that are still logged, ascending by number."""
         planned, committed = self._logged_ms("offsets/"), self._logged_ms("commits/")
         return [LoggedTimes(number, planned[number], committed.get(number)) for number in sorted(planned)]
 
     def newest_planned(self) -> int | None:
-        """Return the number of Spark's last planned micro-batch, committed or not; None if there is none."""
+        """Return Spark's last planned micro-batch, committed or not, or None before the first."""
         return max(self._numbers("offsets/"), default=None)
 
     def batch(self, batch_id: int | None = None) -> LoggedBatch:
-        """Return a committed micro-batch, by default the last one. Raises `NotFoundError`, `CorruptionError`."""
+        """Return a committed micro-batch, by default the last. Raises `NotFoundError`, `CorruptionError`."""
         committed = self.committed()
         if not committed:
-            self.query_id()  # a clearer error where this is none
+            self.query_id()  # raises a clear error if this is no query
             raise NotFoundError(
                 "the query has not committed a micro-batch yet: wait for its first one", location=self.url
             )
@@ -232,7 +232,7 @@ class QueryLocation:
         return self.logged(committed[-1] if batch_id is None else batch_id)
 
     def logged(self, number: int) -> LoggedBatch:
-        """Return a micro-batch that is in both logs; reads no others. Raises `NotFoundError`, `CorruptionError`."""
+        """Return a micro-batch that is in both logs. Raises `NotFoundError`, `CorruptionError`."""
         offsets, (text, source) = self._offsets(number), self._text(f"commits/{number}")
         _, *committed_lines = _lines(text, source, 1)
         watermark = _json(committed_lines[0] if committed_lines else "{}", source)
@@ -246,7 +246,7 @@ class QueryLocation:
         return LoggedBatch(number, *planned, next_watermark_ms, unique_ids)
 
     def planned(self, number: int) -> PlannedOffsets | None:
-        """Return a micro-batch as Spark planned it, committed or not; None if Spark has not, or has purged it."""
+        """Return a planned micro-batch, committed or not, or None if Spark has not planned it or has purged it."""
         try:
             return self._offsets(number)
         except NotFoundError:
@@ -256,10 +256,10 @@ class QueryLocation:
         return PlannedOffsets.parse(*self._text(f"offsets/{number}"))
 
     def kept_sources(self, sources: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
-        """Return the sources with a folder of their own, and the offset up to which its files count.
+        """Return the sources that have a folder, and the offset up to which the folder's files count.
 
-        A source that a plan reads twice, as ``df.union(df)`` does, has two lines in the log, and one folder, so that
-        later folders' numbers are lower than their lines. The log does not tell which line repeats: files count up to
+        A source that a plan reads twice, as in ``df.union(df)``, has two lines in the log but one folder, so that later
+        folders have lower numbers than their lines. The log does not show which line repeats, so files count up to
         the latest offset.
         """
         repeated = len(sources) - len({offset for _, offset in sources})
@@ -282,7 +282,7 @@ class QueryLocation:
         return newest
 
     def source_logs(self, source: str, offset: str) -> list[str]:
-        """Return a source's files up to an offset, by path in its folder, even those that Spark has since compacted."""
+        """Return the paths of a source's files up to an offset, including files that Spark has since compacted."""
         folder = f"sources/{source}/"
         names = [info.key.removeprefix(folder) for info in self._storage.list(folder)]
         names = [name for name in names if not LEFTOVER.search(name)]
@@ -314,7 +314,7 @@ class QueryLocation:
         )
 
     def source_log(self, source: str, name: str) -> memoryview:
-        """Return a source's file, even if Spark has compacted it. Raises `NotFoundError`, `CorruptionError`."""
+        """Return a source's file, even if Spark compacted it. Raises `NotFoundError`, `CorruptionError`."""
         folder = f"sources/{source}/"
         try:
             return self._storage.get(folder + name, _LOG_BYTES_MAX)
@@ -336,12 +336,12 @@ class QueryLocation:
         return set(self._logged_ms(folder))
 
     def _logged_ms(self, folder: str) -> dict[int, int]:
-        """Return the time at which a log got each micro-batch."""
+        """Return the time at which each micro-batch was logged."""
         names = {info.key.removeprefix(folder): info.modified_ms for info in self._storage.list(folder)}
         return {int(name): modified_ms for name, modified_ms in names.items() if _NUMBER.fullmatch(name)}
 
     def _text(self, key: str) -> tuple[str, str]:
-        """Return the text of a file, and its name for errors."""
+        """Return a file's text, and the file's name for errors."""
         source = f"{self.url}/{key}"
         try:
             return bytes(self._storage.get(key, _LOG_BYTES_MAX)).decode(), source
@@ -350,7 +350,7 @@ class QueryLocation:
 
 
 def _lines(text: str, source: str, least: int) -> list[str]:
-    """Return the lines of a log, at least this many; the first is its version."""
+    """Return the lines of a log, at least `least`; the first is the version."""
     lines = [line for line in text.split("\n") if line]
     if len(lines) < least or not _VERSION.fullmatch(lines[0]):
         raise _damaged(source, "is cut off, or does not begin with a version")

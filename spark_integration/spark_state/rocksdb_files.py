@@ -1,20 +1,20 @@
-"""Files of Spark's ``RocksDBStateStoreProvider``: databases by version, and changes since.
+"""Reads files of Spark's ``RocksDBStateStoreProvider``: databases by version, and later changes.
 
 ::
 
     state/0/3/                          operator 0, partition 3
         6.zip                           version 6: MANIFEST, CURRENT, logs, and ``metadata``
-        SSTs/000008-a10c….sst           its tables, which ``metadata`` names
-        7.changelog, 8.changelog        what micro-batches changed, where Spark writes changelogs
-        8_4f1b….changelog               the same where stores have ids; it says which versions stand before it
+        SSTs/000008-a10c….sst           a table of the database, named in ``metadata``
+        7.changelog, 8.changelog        changes of micro-batches, if Spark writes changelogs
+        8_4f1b….changelog               the same if stores have ids; lists the preceding versions
 
     metadata        v1
                     {"sstFiles": [{"localFileName": "000008.sst", "dfsSstFileName": "000008-a10c….sst", …}],
                      "columnFamilyMapping": {"holdfast_pointer": 2, …}, …}
 
-Version 8 is the newest database not above it, and all changes since. Families of columns are virtual: the number of one
-stands before each of its keys, 2 bytes, little endian. What is read is small, so a database is opened in a temporary
-folder.
+Version 8 is the newest database up to 8 with all later changes applied. Column families are virtual: each key starts
+with its family's number, 2 bytes, little endian. Pointers are small, so a database is copied to and opened in a
+temporary folder.
 
 Source: Spark 4.3's ``RocksDBFileManager`` and ``RocksDBStateEncoder``, and locations that it wrote.
 """
@@ -54,11 +54,11 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _METADATA, _METADATA_BEGIN = "metadata", b"v1\n"
-#: Names of files in a database, and of tables where Spark stores them: no other ones are made or read.
+#: Names of a database's files, and of tables where Spark stores them; other names are neither written nor read.
 _IN_ZIP = re.compile(r"MANIFEST-[0-9]{1,20}|CURRENT|[0-9]{1,20}\.log")
 _TABLE, _STORED_TABLE = re.compile(r"[0-9]{1,20}\.sst"), re.compile(r"[0-9A-Za-z-]{1,100}\.sst")
 _FAMILY_NUMBER_BYTES = 2
-#: What a ZIP archive, or the JSON in it, raises that is none, or of another form.
+#: Errors of a damaged ZIP archive, or of JSON in it with an unexpected form.
 _NO_ARCHIVE = (
     *(ValueError, TypeError, KeyError, AttributeError, RecursionError),
     *(NotImplementedError, EOFError, RuntimeError, OSError, zlib.error, lzma.LZMAError, zipfile.BadZipFile),
@@ -88,7 +88,7 @@ def read_rows(
             return {}
         prefix = families[family].to_bytes(_FAMILY_NUMBER_BYTES, "little")
     wanted = {key: value for key, value in rows.items() if key.startswith(prefix)}
-    if has_checksums:  # of whole keys
+    if has_checksums:  # which cover whole keys
         wanted = verified(wanted, SIZED_CHECKSUM, partition.url)
     return {key[len(prefix) :]: value for key, value in wanted.items()}
 
@@ -96,7 +96,7 @@ def read_rows(
 def _begin(
     partition: ObjectStorage, at: Named, codec: str, found: set[str], limit_bytes: int, *, has_families: bool
 ) -> tuple[Named | None, list[Named]]:
-    """Return the base database, None if empty, and the changes since; only a database names column families."""
+    """Return the base database, or None if empty, and later changes; only a database names column families."""
     if f"{at}.zip" in found or at.version == 0:
         return (at if at.version else None), []
     before: Iterable[Named]
@@ -166,7 +166,7 @@ def _rows_of(folder: str, source: str, limit_bytes: int) -> Rows:
 
 
 def _unpack(data: bytes, folder: Path, source: str, limit_bytes: int) -> tuple[dict[str, str], dict[str, int]]:
-    """Write the files of a ZIP archive that make a database; return its tables and the numbers of its families."""
+    """Write a database's files from a ZIP archive; return the database's tables and column families."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             if sum(info.file_size for info in archive.infolist()) > limit_bytes:

@@ -1,32 +1,32 @@
-"""The row streams of Spark's state stores: all rows of a version, or its changes.
+"""Row streams of Spark's state stores: all rows of a version, or its changes.
 
 ::
 
-    row         key size, key, value size, value       sizes: 4 bytes, big endian; of a deleted row -1, and no value
+    row         key size, key, value size, value       sizes: 4 bytes, big endian; -1 for a deleted row, without value
     end         a key size of -1
 
     changelog of RocksDB, by format
         v1      rows
-        v2      "v2" ‖ each row after a byte that says what it is, 0 for the end
-        v3      "v3" ‖ lineage ‖ rows as in v1             where state stores have ids: which versions stand before this
+        v2      "v2" ‖ rows, each after a byte with its kind; 0 is the end
+        v3      "v3" ‖ lineage ‖ rows as in v1             if state stores have ids: the preceding versions
         v4      "v4" ‖ lineage ‖ rows as in v2
 
 Texts are Java's: 2 bytes for their size, then UTF-8.
 
-Where a query sets ``stateStore.rowChecksum.enabled``, the CRC-32C of key and value, 4 bytes, stands before the value,
-on RocksDB followed by the value's size; and before the key of a deleted row its own. Both are little endian.
+If a query sets ``stateStore.rowChecksum.enabled``, the CRC-32C of key and value, 4 bytes, precedes the value, on
+RocksDB followed by the value's size. A deleted row's key is preceded by the key's CRC-32C. Both are little endian.
 
 Source: Spark 4.3's ``HDFSBackedStateStoreProvider``, ``StateStoreChangelog`` and ``KeyValueChecksumEncoder``.
 
-The streams are compressed. ``lz4``, the default, is the format of lz4-java, not that of LZ4 frames; integers are little
+The streams are compressed. ``lz4``, the default, is the format of lz4-java, not of LZ4 frames; integers are little
 endian::
 
     "LZ4Block"   method + level   compressed   plain    checksum         data
      8 bytes      1                4 bytes      4        4                …
                   0x1. plain, 0x2. LZ4                   XXH32 of the plain bytes, seed 0x9747b28c, 28 bits
 
-A block with no plain bytes ends the stream. ``snappy`` is snappy-java's format, ``lzf`` that of compress-lzf, both big
-endian::
+A block with no plain bytes ends the stream. ``snappy`` is the format of snappy-java, ``lzf`` of compress-lzf; both are
+big endian::
 
     0x82 "SNAPPY" 0   versions      compressed   data   compressed   data …
      8 bytes           8             4            …
@@ -34,23 +34,23 @@ endian::
     "ZV" 0   plain   data …         "ZV" 1   compressed   plain   data …
      3        2       …              3        2            2       …
 
-Spark's default state store, ``HDFSBackedStateStoreProvider``, has files of changes, and of all rows of a version::
+Spark's default state store, ``HDFSBackedStateStoreProvider``, stores changes, and all rows of a version, in files::
 
     state/0/3/                operator 0, partition 3
-        7.delta               what micro-batch 6 changed
+        7.delta               the changes of micro-batch 6
         8.delta
         6.snapshot            all rows of version 6
 
-Version 8 is the newest snapshot not above it, and all changes since; each file is a stream of the codec that Spark has
+Version 8 is the newest snapshot up to 8 with all later changes applied; each file is a stream of the codec that Spark
 pinned.
 
 A key or value is Spark's ``UnsafeRow``::
 
-    null bits           8 bytes for each 64 columns, column i is bit i
-    a column each       8 bytes: the number, or where the bytes are: offset << 32 | size, from the row's start
-    bytes               of strings, binaries and structs, which are rows themselves
+    null bits           8 bytes per 64 columns; column i is bit i
+    columns             8 bytes each: a number, or the place of bytes: offset << 32 | size, from the row's start
+    bytes               strings, binaries, and structs, which are rows
 
-All of it little endian.
+All integers are little endian.
 """
 
 from __future__ import annotations
@@ -71,15 +71,15 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
 _WORD = 8
 LZ4, ZSTD, SNAPPY, LZF = "lz4", "zstd", "snappy", "lzf"
-#: Those that are read, and those that are also written.
+#: Codecs that can be read, and codecs that can also be written.
 CODECS, WRITTEN_CODECS = frozenset({LZ4, ZSTD, SNAPPY, LZF}), frozenset({LZ4, ZSTD})
 _MAGIC = b"LZ4Block"
 _HEADER = struct.Struct("<8sBiii")
 _PLAIN_METHOD, _LZ4_METHOD = 0x10, 0x20
 _SEED, _CHECKSUM_BITS = 0x9747B28C, 0x0FFFFFFF
-#: lz4-java makes no larger ones.
+#: The largest block of lz4-java.
 _BLOCK_BYTES_MAX = 32 << 20
-# Those of Spark, unless spark.io.compression.lz4.blockSize says otherwise; the level tells a reader how large they are.
+# Spark's default of spark.io.compression.lz4.blockSize; the level encodes the block size for readers.
 _BLOCK_BYTES, _LEVEL = 32 << 10, 5
 _PIECE_BYTES = 1 << 20
 _SNAPPY_BEGIN, _SNAPPY_VERSIONS_BYTES = b"\x82SNAPPY\0", 8
@@ -87,13 +87,13 @@ _LZF_BEGIN, _LZF_PLAIN, _LZF_LITERALS, _LZF_LONG = b"ZV", 0, 32, 7
 _VARINT_BYTES_MAX, _VARINT_GOES_ON = 5, 0x80
 _SCHEMA_ID_BYTES = 2
 _AVRO_THERE = 2  # 1, as Avro writes numbers
-#: The mark before a value with a checksum: in files, and on RocksDB, with its size.
+#: The header of a value with a checksum: in files, and on RocksDB, which adds the value's size.
 CHECKSUM, SIZED_CHECKSUM = struct.Struct("<I"), struct.Struct("<Ii")
 _CRC_32C = 0x82F63B78
-#: Keys and values of a store, as it has them.
+#: Keys and values as a store holds them.
 Rows = dict[bytes, bytes]
 _SIZE, _TEXT_SIZE = struct.Struct(">i"), struct.Struct(">H")
-#: A pointer and its key take about 200; a Python row takes as much, however small.
+#: Bytes of a pointer and its key; also the least memory of a Python row.
 ROW_BYTES = 200
 _NONE = -1
 _END, _PUT, _DELETE = 0x00, 0x01, 0x10
@@ -101,7 +101,7 @@ _UNIQUE_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
 
 
 def first_binary(row: bytes, source: str) -> bytes | None:
-    """Return a row's first column, a binary or None; errors name `source`. Raises `CorruptionError`."""
+    """Return a row's first column, binary or null. Raises `CorruptionError` that names `source`."""
     fixed_bytes = 2 * _WORD
     if len(row) < fixed_bytes:
         raise CorruptionError(f"{source} holds a row that is too short", size_bytes=len(row), columns=1)
@@ -114,7 +114,7 @@ def first_binary(row: bytes, source: str) -> bytes | None:
 
 
 def unsafe_row(*columns: int | bytes) -> bytes:
-    """Return a row without nulls, from ints (of 64 bits, or of 32 without sign) and bytes."""
+    """Return a row without nulls, given bytes and signed 64-bit or unsigned 32-bit ints."""
     fixed, following = bytearray(-(-len(columns) // 64) * _WORD), bytearray()
     begin = len(fixed) + len(columns) * _WORD
     for column in columns:
@@ -145,7 +145,7 @@ def read_rows(
 def stream_of(
     partition: ObjectStorage, name: str, codec: str, limit_bytes: int, *, has_checksums: bool = False
 ) -> RowStream:
-    """Return a file's content; raises NotFoundError if Spark has purged it."""
+    """Return a file's content. Raises `NotFoundError` if Spark has purged the file."""
     source = f"{partition.url}/{name}"
     try:
         data = partition.get(name, limit_bytes)
@@ -156,7 +156,7 @@ def stream_of(
 
 
 def decompressed(data: memoryview, codec: str, limit_bytes: int, source: str) -> bytes:
-    """Return the plain bytes of a stream. Raises `CorruptionError`. `source`: what to call the file in an error."""
+    """Decompress a stream. Raises `CorruptionError` that names `source`."""
     found = bytearray()
     for piece in _PIECES[codec](data, source):
         found += piece
@@ -166,7 +166,7 @@ def decompressed(data: memoryview, codec: str, limit_bytes: int, source: str) ->
 
 
 def compressed(data: bytes, codec: str) -> bytes:
-    """Return a stream of some plain bytes; the codec is one of `WRITTEN_CODECS`."""
+    """Compress bytes to a stream; the codec is one of `WRITTEN_CODECS`."""
     if codec == ZSTD:
         stream: bytes = pa.compress(data, codec, asbytes=True)
         return stream
@@ -248,7 +248,7 @@ def _lzf_chunks(data: memoryview, source: str) -> Iterator[bytes]:
 
 
 def _lzf_plain(chunk: bytes) -> bytes:
-    """Expand runs of literals and copies of earlier bytes; raises IndexError if they are damaged."""
+    """Expand literals and back references. Raises `IndexError` if the chunk is damaged."""
     found, at = bytearray(), 0
     while at < len(chunk):
         token = chunk[at]
@@ -265,7 +265,7 @@ def _lzf_plain(chunk: bytes) -> bytes:
         at += 1
         if begin < 0:
             raise IndexError("it copies bytes before its start")
-        for place in range(begin, begin + size + 2):  # a copy may hold itself
+        for place in range(begin, begin + size + 2):  # a copy may overlap its source
             found.append(found[place])
     return bytes(found)
 
@@ -279,7 +279,7 @@ _PIECES: Mapping[str, Callable[[memoryview, str], Iterator[bytes]]] = {
 
 
 def _varint(data: bytes, at: int, source: str) -> tuple[int, int]:
-    """Return a number with 7 bits per byte, lowest first, and where it ends."""
+    """Return a number encoded in 7 bits per byte, lowest first, and its end."""
     number = 0
     for place, byte in enumerate(data[at : at + _VARINT_BYTES_MAX]):
         number |= (byte & 0x7F) << 7 * place
@@ -309,7 +309,7 @@ def _crc_table() -> list[int]:
 
 
 def crc_32c(data: bytes) -> int:
-    """Return the checksum of some bytes; it takes 60 ns each, and rows with checksums are rare."""
+    """Return the CRC-32C of bytes, at 60 ns per byte; rows with checksums are rare."""
     table, found = _crc_table(), 0xFFFFFFFF
     for byte in data:
         found = found >> 8 ^ table[(found ^ byte) & 0xFF]
@@ -317,7 +317,7 @@ def crc_32c(data: bytes) -> int:
 
 
 def verified(rows: Rows, before: struct.Struct, source: str) -> Rows:
-    """Return rows without their verified checksums; errors name `source`. Raises `CorruptionError`."""
+    """Verify and strip the checksums of rows. Raises `CorruptionError` that names `source`."""
     return {key: _verified(value, before, key, source) for key, value in rows.items()}
 
 
@@ -331,7 +331,7 @@ def _verified(data: bytes, before: struct.Struct, key: bytes, source: str) -> by
 
 
 class Named(NamedTuple):
-    """A version of a store, with the id of the attempt that made it, if any."""
+    """A version of a store, with the id of the attempt that wrote it, if any."""
 
     version: int
     unique_id: str | None = None
@@ -341,7 +341,7 @@ class Named(NamedTuple):
 
 
 def stream_of_rows(rows: Rows) -> bytes:
-    """Return the plain bytes of a file that puts these rows: a whole version, or the changes to an empty one."""
+    """Return the uncompressed file that puts these rows: a snapshot, or changes to an empty store."""
     found = bytearray()
     for row in rows.items():
         for part in row:
@@ -350,7 +350,7 @@ def stream_of_rows(rows: Rows) -> bytes:
 
 
 class RowStream:
-    """The plain bytes of a file, called `source` in errors; verifies the checksums of deleted rows itself."""
+    """Reads an uncompressed file, named `source` in errors; verifies the checksums of deleted rows."""
 
     def __init__(self, data: bytes, source: str, limit_bytes: int, *, has_checksums: bool = False) -> None:
         self._data, self._at, self._source = memoryview(data), 0, source
@@ -358,12 +358,12 @@ class RowStream:
         self._has_checksums = has_checksums
 
     def apply_to(self, rows: Rows) -> None:
-        """Read rows to the end of the file, and change `rows` accordingly; raises `CorruptionError`."""
+        """Apply all rows of the file to `rows`. Raises `CorruptionError`."""
         while (size := self._size()) != _NONE:
             self._apply_row(rows, self._bytes(size))
 
     def apply_changelog_to(self, rows: Rows) -> None:
-        """Read a changelog of any format, and change `rows` accordingly; raises `CorruptionError`."""
+        """Apply a changelog of any format to `rows`. Raises `CorruptionError`."""
         number, _ = self._head()
         if number in (1, 3):
             self.apply_to(rows)
@@ -374,15 +374,15 @@ class RowStream:
             self._apply_row(rows, self.sized())
 
     def is_at_end(self) -> bool:
-        """Tell whether everything is read."""
+        """Return whether all bytes are read."""
         return self._at == len(self._data)
 
     def sized(self) -> bytes:
-        """Read length-prefixed bytes; raises `CorruptionError`."""
+        """Read length-prefixed bytes. Raises `CorruptionError`."""
         return self._bytes(self._size())
 
     def lineage(self) -> list[Named]:
-        """Return the versions listed before a changelog; raises `CorruptionError`."""
+        """Return the versions listed in a changelog's header. Raises `CorruptionError`."""
         return self._head()[1]
 
     def _apply_row(self, rows: Rows, key: bytes) -> None:
@@ -395,7 +395,7 @@ class RowStream:
                 raise _too_much(self._source, rows=len(rows))
 
     def _head(self) -> tuple[int, list[Named]]:
-        """Return the number of a changelog's format, and its lineage, if it has one."""
+        """Return a changelog's format number, and its lineage or an empty list."""
         begin = bytes(self._data[:4])
         if begin not in (b"\0\2v2", b"\0\2v3", b"\0\2v4"):
             return 1, []
@@ -424,7 +424,7 @@ class RowStream:
 
 
 def require_few(rows: Rows, limit_bytes: int, source: str) -> None:
-    """Raise CorruptionError if the rows of a version take more than `limit_bytes`."""
+    """Raise `CorruptionError` if a version's rows exceed `limit_bytes`."""
     size_bytes = sum(len(key) + len(value) for key, value in rows.items())
     if size_bytes > limit_bytes:
         raise _too_much(source, limit_bytes=limit_bytes)
@@ -435,7 +435,7 @@ def _too_much(source: str, **facts: int) -> CorruptionError:
 
 
 def checked_unique_id(unique_id: object) -> str:
-    """Return an id, which becomes part of a file's name; raises ValueError for anything else."""
+    """Return an id that is safe in a file name. Raises `ValueError` for anything else."""
     if not isinstance(unique_id, str) or not _UNIQUE_ID.fullmatch(unique_id):
         raise ValueError("not the id of a version")
     return unique_id

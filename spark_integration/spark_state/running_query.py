@@ -1,12 +1,12 @@
-"""What the query in this process's JVM knows: its plan of a micro-batch, and its checkpoint location. Nothing is read.
+"""Gets a running query's plan of a micro-batch and its checkpoint location from this process's JVM; reads no files.
 
 ::
 
     activeStreamingQueries ─▶ StreamExecution ─▶ offsetLog ─▶ get(7) ─▶ the lines of offsets/7
                                               ─▶ resolvedCheckpointRoot ─▶ file:/data/app-spark
 
-The names are private to Spark, and used here only: `tests/spark/sinks/test_exactly_once.py` and
-`tests/spark/lookup/test_one_path.py` ask for them on each version. Without them the result is unknown, never an error.
+The names are private to Spark and used only in this module. `tests/spark/sinks/test_exactly_once.py` and
+`tests/spark/lookup/test_one_path.py` check them on each version. Without them the result is unknown, never an error.
 
 Source: ``StreamExecution``, ``SharedState``, ``OffsetSeqLog`` of Spark 4.0 to 4.3.
 """
@@ -29,23 +29,23 @@ _log = logging.getLogger(__name__)
 
 
 def running_location(session: SparkSession, query_id: str) -> str | None:
-    """Return the checkpoint location of a query that runs in a classic session's application; None if unknown."""
+    """Return the checkpoint location of a query running in a classic session's application, or None if unknown."""
     try:
         return str(_execution(session, query_id).resolvedCheckpointRoot())
-    except (Py4JError, AttributeError, OSError) as exc:  # it has ended, or Spark has
-        _log.info("Spark does not tell where query %s has its checkpoint location: %s", query_id, exc)
+    except (Py4JError, AttributeError, OSError) as exc:  # the query or Spark has ended
+        _log.info("the checkpoint location of query %s is unknown: %s", query_id, exc)
         return None
 
 
 def _execution(session: SparkSession, query_id: str) -> Any:
-    """Return Spark's own object of a query; None if it does not run."""
+    """Return Spark's object of a query, or None if the query is not running."""
     jvm: Any = session._jvm  # noqa: SLF001
     queries = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001
     return queries.get(jvm.java.util.UUID.fromString(query_id))
 
 
 class RunningQuery:
-    """A query of a classic session. `session`: any of the application's."""
+    """A query of a classic session; `session` is any session of its application."""
 
     def __init__(self, session: SparkSession, query_id: str) -> None:
         jvm: Any = session._jvm  # noqa: SLF001
@@ -61,7 +61,7 @@ class RunningQuery:
             )
 
     def plan(self, batch_id: int) -> str:
-        """Return Spark's plan for a micro-batch, as of `plan_of`; empty if unknown."""
+        """Return Spark's plan of a micro-batch, in the form of `plan_of`; empty if unknown."""
         if self._offset_log is None:
             return ""
         try:
