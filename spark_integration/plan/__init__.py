@@ -1,1 +1,1 @@
-"""Turns definitions into Spark plans, on the driver."""
+"""Builds Spark plans from the definitions of steps, on the driver."""

@@ -1,7 +1,7 @@
-"""Checks an API's arguments when the step is defined; what Spark rejects fails with Spark's own error.
+"""Checks the arguments of an API when a step is defined; Spark's own checks raise Spark's errors.
 
-Changes to state columns, ``stateChanges={"drop": ["m"], "rename": {"old": "new"}}``, may stay in the code once they are
-made. To make none twice, a dropped or renamed column must not be declared as well.
+Changes to state columns, ``stateChanges={"drop": ["m"], "rename": {"old": "new"}}``, may remain in the code after they
+were applied. So that no change is applied twice, a dropped or renamed column must not be declared.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from holdfast.spark_integration.ttl.expiry import EXPIRES
 Mode = Literal["append", "update"]
 _NO_DURATION = "is a duration of weeks, days or shorter units, and longer than nothing, such as '1 day'"
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
-#: Spark's default. In the first micro-batch Spark refuses it, and others that it does not know.
+#: Spark's default, which Spark's transformWithState rejects in the first micro-batch, as it does unknown providers.
 _UNFIT_PROVIDER = ".HDFSBackedStateStoreProvider"
 _FIT_PROVIDER = ".RocksDBStateStoreProvider"
 _OUTPUT_MODES = ("append", "update", "complete")
-#: What the APIs take.
+#: The type of `stateChanges` in the APIs.
 StateChanges = Mapping[str, Any]
 _DROP, _RENAME = "drop", "rename"
 
@@ -49,13 +49,13 @@ _DROP, _RENAME = "drop", "rename"
 def operator_name(func: object, name: str | None) -> str:
     """Return the operator's name, a valid folder name. Raises `InvalidArgumentError`.
 
-    By default the function's or class's, without leading underscores, which would hide the folder.
+    Defaults to the name of the function or class, without leading underscores, which would hide the folder.
     """
     chosen = getattr(func, "__name__", "").lstrip("_") if name is None else name
     if not isinstance(chosen, str) or not OPERATOR_NAME.fullmatch(chosen):
         raise InvalidArgumentError(
             f"{chosen!r} cannot name an operator: pass name= with letters from a to z, digits, '_', '.' and '-', "
-            "beginning with a letter or digit, at most 100 characters"
+            "starting with a letter or digit, at most 100 characters"
         )
     return chosen
 
@@ -66,18 +66,18 @@ def require_takes_batch(func: object) -> None:
         raise InvalidArgumentError("func must be callable", given=type(func).__name__)
     try:
         signature = inspect.signature(func)
-    except (TypeError, ValueError):  # some builtins tell none
+    except (TypeError, ValueError):  # some builtins have no signature
         return
     try:
         signature.bind(None)
     except TypeError as exc:
         raise InvalidArgumentError(
-            "func must take one argument, the batch, which has rows, state and timers", given=f"func{signature}"
+            "func must take one argument, the batch with rows, state and timers", given=f"func{signature}"
         ) from exc
 
 
 def declared_struct(schema: StructType | str, what: str) -> StructType:
-    """Return a schema passed to one of Spark's own APIs; raise Spark's errors."""
+    """Parse a schema with Spark's rules and errors."""
     parsed: object = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     if not isinstance(parsed, StructType):
         raise wrong_type(what, "StructType or str", schema)
@@ -87,16 +87,16 @@ def declared_struct(schema: StructType | str, what: str) -> StructType:
 def require_accepted_by_spark(
     df: DataFrame, func: Any, output: StructType | str, state: StructType, output_mode: str, timeout_conf: str
 ) -> None:
-    """Raise Spark's errors for these arguments: define its own ``applyInPandasWithState`` and discard it."""
+    """Raise Spark's errors for these arguments: call Spark's ``applyInPandasWithState`` and discard the result."""
     if not isinstance(output_mode, str):
         raise wrong_type("outputMode", "str", output_mode)
-    # Any column will do as the key: Spark rejects expressions here, holdfast accepts them.
+    # Use any column as the key: Spark rejects key expressions, which holdfast accepts.
     grouped = df.groupBy(quoted(df.columns[0]))
     grouped.applyInPandasWithState(func, output, state, output_mode, timeout_conf)
 
 
 def checked_mode(given: object) -> Mode:
-    """Return an output mode. Raises `InvalidArgumentError`."""
+    """Normalise an output mode. Raises `InvalidArgumentError`."""
     mode = str(given).lower()
     if mode not in ("append", "update"):
         raise InvalidArgumentError(
@@ -107,14 +107,14 @@ def checked_mode(given: object) -> Mode:
 
 
 def after_1970(session: SparkSession, window: Column, part: str) -> int:
-    """Return the start or the end, in microseconds, of the window that 1970 begins in; Spark runs no job for it."""
+    """Return the start or end, in microseconds, of the window that contains the epoch; Spark runs no job for it."""
     epoch = session.sql("SELECT * FROM VALUES (TIMESTAMP'1970-01-01 00:00:00 UTC') AS epoch(t)")
     found = epoch.select(window.alias("w")).select(F.unix_micros(F.col("w").getField(part)))
     return int(found.collect()[0][0])
 
 
 def duration_us(df: DataFrame, given: object, argument: str = "ttl") -> int:
-    """Return a duration such as ``1 day`` in microseconds, as Spark reads it. Raises `InvalidArgumentError`."""
+    """Parse a duration such as ``1 day`` with Spark; return microseconds. Raises `InvalidArgumentError`."""
     if not isinstance(given, str):
         raise InvalidArgumentError(f"{argument} {_NO_DURATION}", given=repr(given))
     try:
@@ -126,7 +126,7 @@ def duration_us(df: DataFrame, given: object, argument: str = "ttl") -> int:
 def processor_host(
     output_mode: str, time_mode: str, event_time_column: str, output: StructType, df: DataFrame
 ) -> StatefulProcessorHost:
-    """Return the host for the arguments of ``transformWithState``; raises the errors of the functions below."""
+    """Return the host for the arguments of ``transformWithState``; raises the errors of the checks below."""
     mode, times = output_mode_of(output_mode), time_mode_of(time_mode, df)
     require_protobuf()
     if df.isStreaming:
@@ -144,7 +144,7 @@ def processor_host(
 
 
 def can_host_processors(session: SparkSession, provider: str | None = None) -> bool:
-    """Tell whether a session runs processors, which hand watermarks on, with its state store or another."""
+    """Return whether a session can run processors with `provider`, by default with its own state store."""
     if not str(provider or session.conf.get(_PROVIDER)).endswith(_FIT_PROVIDER):
         return False
     try:
@@ -156,7 +156,7 @@ def can_host_processors(session: SparkSession, provider: str | None = None) -> b
 
 
 def time_mode_of(given: object, df: DataFrame) -> TimeMode:
-    """Return a time mode, which may be given in any case. Raises `IllegalArgumentException`, `InvalidArgumentError`."""
+    """Normalise a time mode, ignoring case. Raises `IllegalArgumentException`, `InvalidArgumentError`."""
     mode = TIME_MODES.get(str(given).lower())
     if mode is None:
         raise IllegalArgumentException(
@@ -169,7 +169,7 @@ def time_mode_of(given: object, df: DataFrame) -> TimeMode:
 
 
 def output_mode_of(given: object) -> str:
-    """Return an output mode in Spark's case; it changes no result here. Raises `IllegalArgumentException`."""
+    """Normalise a processor's output mode, which has no effect on results. Raises `IllegalArgumentException`."""
     mode = str(given).lower()
     if mode not in _OUTPUT_MODES:
         raise IllegalArgumentException(
@@ -180,25 +180,25 @@ def output_mode_of(given: object) -> str:
 
 
 def require_event_time(column: str, output: StructType, time_mode: TimeMode, df: DataFrame) -> None:
-    """Check the column that ``eventTimeColumnName`` names; Spark checks neither its type nor the time mode."""
+    """Check ``eventTimeColumnName``; Spark checks neither the column's type nor the time mode."""
     field = next((field for field in output if field.name == column), None)
     if field is not None and not isinstance(field.dataType, TimestampType):
         raise InvalidArgumentError(
-            "eventTimeColumnName must name a timestamp column of the output: a watermark is a time",
+            "eventTimeColumnName must name a timestamp column of the output, because a watermark is a time",
             column=column,
             type=field.dataType.simpleString(),
         )
     if time_mode == "ProcessingTime":
         raise InvalidArgumentError(
-            "eventTimeColumnName has no effect with timeMode 'ProcessingTime', whose operator passes no watermark "
-            "on: operators behind it would never emit anything. Use 'EventTime' or 'None'",
+            "eventTimeColumnName has no effect with timeMode 'ProcessingTime', which passes no watermark on: "
+            "downstream operators would never emit rows. Use 'EventTime' or 'None'",
             column=column,
         )
     time = time_column_of(df)
     if time is not None and time.watermark.held_back_ms:
         raise InvalidArgumentError(
             "eventTimeColumnName cannot follow a join: Spark fails a query whose processor returns rows older than the "
-            "watermark, as a join's may be. Leave it out",
+            "watermark, and a join may emit such rows. Omit eventTimeColumnName",
             column=column,
         )
     if not df.isStreaming and time is None:
@@ -209,9 +209,9 @@ def require_event_time(column: str, output: StructType, time_mode: TimeMode, df:
 
 
 def changes_of_tables(given: StateChanges | None, tables: Mapping[str, Collection[str]]) -> dict[str, ColumnChanges]:
-    """Return the changes to columns, by state table; those of `STATE_TABLE`, if alone, may be given directly.
+    """Return the changes to columns by state table; for a single `STATE_TABLE`, they may be passed directly.
 
-    Raises `InvalidArgumentError` if they are invalid, or of other tables.
+    Raises `InvalidArgumentError` for invalid changes and unknown tables.
     """
     known = dict(tables)
     if list(known) == [STATE_TABLE] and isinstance(given, Mapping) and given.keys() & {_DROP, _RENAME}:
@@ -220,7 +220,7 @@ def changes_of_tables(given: StateChanges | None, tables: Mapping[str, Collectio
 
 
 def changes_of_variables(given: StateChanges | None, variables: Collection[StateVariable]) -> dict[str, ColumnChanges]:
-    """Return the changes to columns by table, given by a processor's variables; see `changes_of_tables`."""
+    """Return the changes to columns by table, passed by state variable; see `changes_of_tables`."""
     known = {variable.name: variable for variable in variables}
     return {
         known[name].table: _changes(of, name, known[name].schema.names)
@@ -232,11 +232,11 @@ def _by_table(given: Any, known: Mapping[str, object], what: str) -> Mapping[str
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        _refuse("it is a mapping", given=given)
+        _refuse("it must be a mapping", given=given)
     unknown = [str(name) for name in given if name not in known]
     if unknown:
         near = did_you_mean(unknown[0], [*known, _DROP, _RENAME])
-        _refuse(f"name a {what} that the operator declares{near}", unknown=unknown, declared=list(known))
+        _refuse(f"use the name of a {what} that the operator declares{near}", unknown=unknown, declared=list(known))
     return given
 
 
@@ -247,39 +247,39 @@ def _changes(given: Any, table: str, declared: Collection[str]) -> ColumnChanges
         _refuse(f"it takes only 'drop' and 'rename'{near}", table=table, given=given)
     drop, rename = given.get(_DROP, ()), given.get(_RENAME, {})
     if not isinstance(drop, list | tuple | set | frozenset) or not all(isinstance(name, str) for name in drop):
-        _refuse("'drop' is a list of column names", table=table, given=drop)
+        _refuse("'drop' must be a list of column names", table=table, given=drop)
     if not isinstance(rename, Mapping) or not all(isinstance(n, str) for pair in rename.items() for n in pair):
-        _refuse("'rename' has new column names by old ones", table=table, given=rename)
+        _refuse("'rename' must map old column names to new names", table=table, given=rename)
     gone = [*drop, *rename]
     if both := sorted({*drop} & {*rename}):
-        _refuse("a column is either dropped or renamed", table=table, columns=both)
+        _refuse("a column cannot be both dropped and renamed", table=table, columns=both)
     if still := sorted({*gone} & {*declared}):
         _refuse(
-            "a column is dropped or renamed, and still declared: if the change was made, and another column now has "
-            "the name, remove it from stateChanges",
+            "a dropped or renamed column is still declared: if the change was already applied and a new column now has "
+            "the name, remove the change from stateChanges",
             table=table,
             columns=still,
         )
     if missing := sorted({*rename.values()} - {*declared}):
         near = did_you_mean(missing[0], declared)
-        _refuse(f"a column is renamed to one that is not declared{near}", table=table, columns=missing)
+        _refuse(f"a column is renamed to a name that is not declared{near}", table=table, columns=missing)
     if len({*rename.values()}) < len(rename):
-        _refuse("two columns are renamed to one", table=table, rename=dict(rename))
+        _refuse("two columns are renamed to the same name", table=table, rename=dict(rename))
     if EXPIRES in gone:
-        _refuse(f"{EXPIRES!r} may be holdfast's own: it is neither dropped nor renamed", table=table)
+        _refuse(f"{EXPIRES!r} is reserved by holdfast: it cannot be dropped or renamed", table=table)
     return ColumnChanges(frozenset(drop), dict(rename))
 
 
 def _refuse(why: str, **facts: object) -> NoReturn:
     raise InvalidArgumentError(
-        "stateChanges looks like {'drop': ['m'], 'rename': {'old': 'new'}}, or maps state tables or a "
-        f"processor's variables to that: {why}",
+        "stateChanges must look like {'drop': ['m'], 'rename': {'old': 'new'}}, or map state tables or a "
+        f"processor's variables to such changes: {why}",
         **facts,
     )
 
 
 def has_no_result(owner: object, name: str, until: str) -> AttributeError:
-    """Return the error for an attribute that only the result has; `until` names the calls that return one."""
+    """Return the error for an attribute that only the result has; `until` is the call that returns a result."""
     if hasattr(DataFrame, name) and not name.startswith("_"):
         return AttributeError(f"only a result has {name}, and nothing is computed yet: {until}.{name}", name=name)
     return AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}", name=name, obj=owner)

@@ -1,25 +1,25 @@
-"""Turns the definition of a stateful step into a Spark plan, for all APIs alike.
+"""Builds the Spark plan of a stateful step from its definition, for all APIs.
 
 ::
 
     df ─▶ keys, hash ─▶ blobs ═shuffle by shard═▶ host: call_shard ─▶ output ─▶ rows
 
-An executor looks up the state already stored for the operator.
+An executor looks up the operator's stored state first.
 
-For a one-line operator, Spark's state store decides which operator is the host::
+For a one-line operator, Spark's state store determines the host::
 
     events ─▶ dropDuplicates ─▶ join ─▶ window       RocksDB state store: the watermark goes on, several in a query
-    events ─▶ window                                 any state store: one in a query, cheaper by a small micro-batch
+    events ─▶ window                                 any state store: one in a query, cheaper for small micro-batches
 
-Spark's ``transformWithState`` hands the watermark on, but needs Spark's RocksDB state store, and takes longer for a
-small micro-batch than ``applyInPandasWithState``. Spark keeps a query's first state store, so this is decided once per
-query.
+Spark's ``transformWithState`` passes on the watermark, but needs Spark's RocksDB state store, and takes longer for a
+small micro-batch than ``applyInPandasWithState``. A query keeps its first state store, so its host never changes.
 
-A second operator of one name in a stream's lineage is refused when it is defined. Each operator of a stream aliases its
-input with its name, which Spark keeps only in downstream plans: it pins no alias with a query. Operators of other
-queries and of batches are in no such plan. An operator behind two parallel ones sees both; without one, their first
-micro-batch refuses them. Plans are private to PySpark, and read here only: `tests/spark/queries/test_refused.py` and
-`connect_query.py` fail where they are gone. Then the check moves to the first micro-batch.
+A second operator with the same name in a stream's lineage is rejected when it is defined. Each operator of a stream
+aliases its input with its name. The alias appears only in downstream plans, and Spark does not store it with the query.
+Operators of other queries and of batches are in no such plan. An operator downstream of two parallel operators sees
+both; without it, their first micro-batch rejects them. PySpark's plans are private, and only this module reads them:
+`tests/spark/queries/test_refused.py` and `connect_query.py` fail if PySpark removes them. The check then happens in the
+first micro-batch.
 """
 
 from __future__ import annotations
@@ -60,29 +60,29 @@ from holdfast.spark_integration.transport.packed import HASH, Combiner, EventTim
 _log = logging.getLogger(__name__)
 _COLUMNS = "shards int, query string, problem string"
 _MARK = "holdfast-operator"
-# A line of the plan: Spark's own has the alias as it is, Connect's as one of the node's arguments.
+# A line of the plan: classic Spark prints the alias itself, Connect prints it as an argument of the node.
 _MARKED = re.compile(rf"^\W*SubqueryAlias .*{_MARK}:([\w.-]+):(\w+)\W*$", re.MULTILINE)
 _FOUND = pa.schema([("shards", pa.int32()), ("query", pa.string()), ("problem", pa.string())])
-#: How an error ends that asks for a watermark.
+#: The end of an error about a missing watermark.
 BEHIND_ANOTHER = (
-    ". Behind another operator, keep the column of the time, and set spark.sql.streaming.stateStore.providerClass to "
-    "Spark's RocksDB state store, with which operators hand the watermark on"
+    ". Downstream of an operator, keep the event-time column and set spark.sql.streaming.stateStore.providerClass to "
+    "Spark's RocksDB state store, with which operators pass on the watermark"
 )
 
 
 @dataclass(frozen=True)
 class StoredState:
-    """The state under an operator's name."""
+    """The stored state of an operator."""
 
-    shards: int | None = None  #: How many it was written with; None if there is none, or it cannot be read
-    query: str | None = None  #: The id of the query that it is of
-    problem: str | None = None  #: Why the operator cannot go on with it
+    shards: int | None = None  #: Number of shards; None without readable state
+    query: str | None = None  #: The id of the query that owns the state
+    problem: str | None = None  #: Why the operator cannot continue from the state
 
 
 def stored_state(session: SparkSession, settings: Settings, operator: str, function: ShardFunction) -> StoredState:
-    """Return the stored state of an operator's name; none if the storage cannot be read.
+    """Return an operator's stored state; an empty result if the storage cannot be read.
 
-    Runs a job of one task: only executors are sure to have the storage's credentials and network.
+    Runs a job with one task, because only executors are sure to have the storage's credentials and network.
     """
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -91,16 +91,16 @@ def stored_state(session: SparkSession, settings: Settings, operator: str, funct
             try:
                 found = _look(settings, operator, function)
             except HoldfastError as exc:
-                _log.warning("the stored state of %r cannot be read: %s", operator, exc)
+                _log.warning("cannot read the stored state of %r: %s", operator, exc)
             yield pa.RecordBatch.from_pylist([vars(found)], schema=_FOUND)
 
     found = session.range(1, numPartitions=1).mapInArrow(look, _COLUMNS)
     try:
         (row,) = found.collect()
     except Exception as exc:
-        if not is_transient(exc):  # Spark repeats no task of a local master
+        if not is_transient(exc):  # Spark does not retry tasks of a local master
             raise
-        _log.warning("reading the stored state of %r failed, and is retried: %s", operator, exc)
+        _log.warning("cannot read the stored state of %r; retrying: %s", operator, exc)
         (row,) = found.collect()
     return StoredState(row["shards"], row["query"], row["problem"])
 
@@ -117,34 +117,34 @@ def _look(settings: Settings, operator: str, function: ShardFunction) -> StoredS
     except SchemaMismatchError as exc:
         problem = str(exc)
     except HoldfastError as exc:
-        _log.warning("the tables of %r cannot be read: %s", operator, exc)
+        _log.warning("cannot read the tables of %r: %s", operator, exc)
     return StoredState(record.shards, record.query_id, problem)
 
 
 @dataclass(frozen=True)
 class KeyedRows:
-    """Rows with their keys, and what shards do with them."""
+    """Rows, their keys, and the function that shards run on them."""
 
     df: DataFrame
     keys: list[Key]
     function: ShardFunction
     first_version: int = 1
-    combiner: Combiner | None = None  #: Of rows that the function takes in its form
+    combiner: Combiner | None = None  #: If set, combines rows before the shuffle
 
     @property
     def columns(self) -> dict[str, StructField]:
-        """The columns by name: a column selected twice travels once."""
+        """The columns by name; a column selected twice is sent once."""
         return {field.name: field for field in self.df.schema}
 
     @property
     def expressions(self) -> list[Key]:
-        """The keys that travel in columns of their own."""
+        """The keys that need an additional column."""
         return [key for key in self.keys if key.is_expression]
 
 
 @dataclass(frozen=True)
 class Definition:
-    """One stateful step, as defined on the driver; `initial` describes the initial state, whose keys match."""
+    """A stateful step as defined on the driver; `initial` is the initial state, which has the same keys."""
 
     rows: KeyedRows
     name: str
@@ -158,7 +158,7 @@ class Definition:
         self.rows.function.tables()
         if self._is_streaming and self.settings.state_dir is None and self.rows.function.changes():
             raise InvalidArgumentError(
-                "stateChanges are remembered with the state: set spark.holdfast.state.dir, or leave them out",
+                "stateChanges are stored with the state: set spark.holdfast.state.dir, or omit stateChanges",
                 operator=self.name,
             )
         if self._is_streaming:
@@ -170,7 +170,7 @@ class Definition:
         if kept is None and self._is_streaming:
             warn_of_partitions(session, stacklevel=3)
         if stored.problem is not None:
-            # Only its query's checkpoint location will tell which state it continues.
+            # Only the query's checkpoint location determines which state it continues.
             warnings.warn(
                 f"this definition of {self.name!r} cannot continue the state of query {stored.query}, which would "
                 f"fail in its first micro-batch: {stored.problem}",
@@ -219,7 +219,7 @@ class Definition:
             shards=shards,
             key_columns=[key.column for key in rows.keys],
             row_columns=row_columns,
-            # Initial rows may name their keys differently.
+            # The keys of initial rows may have different names.
             key_names=[key.field.name for key in self.rows.keys],
             watermark=None if time is None else time.watermark,
             settings=self.settings,
@@ -232,7 +232,7 @@ class Definition:
         schema = StructType([*expressions, *rows.columns.values(), StructField(HASH, LongType(), False)])
         is_initial = rows is not self.rows
         types = sent_schema(schema, "the initial state" if is_initial else "the input")
-        # Of a stream Spark hands over batches of so many rows.
+        # In a stream, Spark passes batches of this many rows.
         bounded = rows_each(rows.df) if self._is_streaming and not is_initial else None
         time, event_time = time_column_of(rows.df), None
         if time is not None and rows.df.isStreaming:
@@ -242,10 +242,10 @@ class Definition:
 
 
 def _require_new_name(df: DataFrame, operator: str) -> None:
-    """Refuse an operator with a name used upstream, or two upstream of one name. Raises `InvalidArgumentError`."""
+    """Reject a name that occurs twice among an operator and its upstream operators. Raises `InvalidArgumentError`."""
     frame: Any = df
     try:
-        # One that is used twice is in the plan twice.
+        # An operator whose output is used twice is in the plan twice.
         if is_classic(df.sparkSession):
             plan = str(frame._jdf.queryExecution().analyzed().toString())  # noqa: SLF001
         else:
@@ -259,18 +259,18 @@ def _require_new_name(df: DataFrame, operator: str) -> None:
 
 
 def operator_plan(rows: KeyedRows, output: StructType, mode: Mode, name: str, *, is_timed: bool) -> DataFrame:
-    """Return the DataFrame of an operator's output; call it one level below the user's call.
+    """Return the DataFrame of an operator's output; warnings refer to the caller's caller.
 
-    `is_timed`: whether it drops late rows and expires state. Raises `InvalidArgumentError` for a name, setting or
-    column.
+    `is_timed`: whether the operator drops late rows and expires state. Raises `InvalidArgumentError` for an invalid
+    name, setting or column.
     """
     settings = checked_settings(rows.df, stacklevel=4)
     hands_on = can_host_processors(rows.df.sparkSession)
-    # In update mode no operator in event time can follow it.
+    # In update mode, no event-time operator can follow.
     shown = output if hands_on and mode == "append" else without_watermark(output)
     host: Host
     if hands_on:
-        # Spark lets no restart change this mode, which changes nothing: the operator's own mode may change.
+        # No restart may change this mode, which has no effect; so the operator's own mode may change.
         host = StatefulProcessorHost("append", "EventTime" if is_timed else "None", "")
     else:
         host = GroupStateHost(mode, "EventTimeTimeout" if is_timed else "NoTimeout")

@@ -14,21 +14,21 @@ from holdfast.spark_integration.spark_versions import is_on
 
 #: The error for a step without a watermark, after "timeMode 'EventTime' …".
 NEEDS_WATERMARK = (
-    "needs an input with a watermark, or no timer ever fires: df.withWatermark(…). applyInArrowWithState and "
-    "applyInPandasWithState hand none on; transformWithState does, by eventTimeColumnName, and so do operators in one "
-    "line with Spark's RocksDB state store"
+    "needs an input with a watermark, or no timer ever fires: call df.withWatermark(…). applyInArrowWithState and "
+    "applyInPandasWithState pass on no watermark; transformWithState does, with eventTimeColumnName, and so do "
+    "one-line operators with Spark's RocksDB state store"
 )
 
 
 class TimeColumn(NamedTuple):
-    """The column that carries a watermark, and the watermark."""
+    """The column with the watermark, and the watermark."""
 
     field: StructField
     watermark: Watermark
 
 
 def time_column_of(df: DataFrame) -> TimeColumn | None:
-    """Return the column that carries the watermark; None without one. Raises `AnalysisException`."""
+    """Return the column with the watermark, or None. Raises `AnalysisException`."""
     fold = name_folding(df)
     marked: dict[str, TimeColumn] = {}
     for field in df.schema:
@@ -47,13 +47,13 @@ def time_column_of(df: DataFrame) -> TimeColumn | None:
 
 
 def without_watermark(output: StructType) -> StructType:
-    """Return the output's columns without watermark marks, since ``applyInPandasWithState`` hands none on.
+    """Remove the watermark marks from output columns, because ``applyInPandasWithState`` passes on no watermark.
 
-    With a mark, Spark would accept a window in append mode behind it, which never emits.
+    With a mark, Spark would accept a downstream window in append mode, which would never emit.
     """
     return StructType([StructField(f.name, f.dataType, f.nullable, Watermark.removed(f.metadata)) for f in output])
 
 
 def marked_as_delivered(output: StructType, time_mode: str) -> StructType:
-    """Return a processor's output, marked with a watermark only where ``transformWithState`` delivers one."""
+    """Keep the watermark marks of a processor's output only if ``transformWithState`` passes on a watermark."""
     return without_watermark(output) if time_mode == "ProcessingTime" else output

@@ -1,8 +1,7 @@
-"""The keys of a ``groupBy``, the columns that carry them to the shards, and the initial state by the same keys.
+"""Resolves the keys of a ``groupBy``, the columns that carry them to the shards, and the keys of initial state.
 
-Spark decides what a key is: its analyser resolves names, ordinals and expressions, and rejects them with its own
-errors. Two things go beyond it: a name may be a column's bare name, whatever characters it contains, and a key may be
-an expression.
+Spark's analyser resolves names, ordinals and expressions, and rejects invalid keys with its own errors. holdfast
+accepts two more forms of keys: the bare name of a column, whatever characters it contains, and an expression.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from holdfast.spark_integration.spark_types import require_key_types
 from holdfast.spark_integration.transport.packed import quoted
 
 _KEY_EXPRESSION = "__holdfast_key_"
-_REMEDY = "pass initialState=frame.groupBy(…) with columns of the types that the stream is grouped by"
+_REMEDY = "pass initialState=frame.groupBy(…) with columns of the same types as the stream's keys"
 
 
 @dataclass(frozen=True)
 class Key:
-    """A grouping key: its expression, and the column that carries it."""
+    """A grouping key: its expression and the column that carries its value."""
 
     field: StructField
     expression: Column
@@ -35,36 +34,36 @@ class Key:
 
     @property
     def is_expression(self) -> bool:
-        """Whether an extra column, besides the input's, carries the key."""
+        """Whether an additional column carries the key."""
         return self.column.startswith(_KEY_EXPRESSION)
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """The keys that rows are grouped by."""
+    """The keys by which rows are grouped."""
 
-    keys: list[Key]  #: Each once
-    given: list[int]  #: Index in `keys` of each key that the user gave; a key given twice appears twice
+    keys: list[Key]  #: Distinct keys
+    given: list[int]  #: Index in `keys` of each key that the user passed; may repeat
 
 
 def resolve_keys(df: DataFrame, keys: Sequence[object]) -> Grouping:
-    """Resolve the keys given to ``groupBy``: names, ordinals or columns, or one sequence of them.
+    """Resolve the keys passed to ``groupBy``: names, ordinals or columns, or a single sequence of them.
 
-    Raises Spark's errors; `InvalidArgumentError` for no key, several columns for one, a repeated name, or a wrong type.
+    Raises Spark's errors; `InvalidArgumentError` for no key, a key of several columns, a repeated name or a wrong type.
     """
     if len(keys) == 1 and isinstance(keys[0], Sequence) and not isinstance(keys[0], str):
         keys = keys[0]
     if not keys:
         raise InvalidArgumentError(
-            "groupBy needs at least one key column; stream(df).window(…).agg(…) takes all rows together"
+            "groupBy needs at least one key column; stream(df).window(…).agg(…) aggregates all rows"
         )
     names, distinct = df.columns, list(dict.fromkeys(df.columns))
     by_name = [quoted(key) if isinstance(key, str) and key in distinct else key for key in keys]
-    df.groupBy(by_name)  # type: ignore[arg-type]  # rejects what cannot be a key
+    df.groupBy(by_name)  # type: ignore[arg-type]  # rejects invalid keys
     columns = [_as_column(names, key) for key in by_name]
     fields = df.select(*map(quoted, distinct), *columns).schema.fields[len(distinct) :]
     if len(fields) != len(columns):
-        raise InvalidArgumentError("a key must be one column: name each instead of passing '*'")
+        raise InvalidArgumentError("a key must be one column: pass each column instead of '*'")
     found: dict[str, Key] = {}
     given = []
     for i, (column, field) in enumerate(zip(columns, fields, strict=True)):
@@ -77,7 +76,7 @@ def resolve_keys(df: DataFrame, keys: Sequence[object]) -> Grouping:
     repeated = sorted({name for name in taken if taken.count(name) > 1})
     if repeated:
         raise InvalidArgumentError(
-            "two different keys have the same name: rename one, as in F.col('a.b').alias('b2')", repeated=repeated
+            "two different keys have the same name: rename a key, as in F.col('a.b').alias('b2')", repeated=repeated
         )
     require_key_types([key.field for key in resolved])
     return Grouping(resolved, given)
@@ -90,7 +89,7 @@ def _as_column(names: list[str], key: object) -> Column:
 
 
 def _input_column(df: DataFrame, names: list[str], key: Column, name: str) -> str | None:
-    """Return the input column of this name; None for any other expression."""
+    """Return the name of the input column that a key is; None for any other expression."""
     fold = name_folding(df)
     spelt = [n for n in names if n == name] or [n for n in names if fold(n) == fold(name)]
     if not spelt:
@@ -106,18 +105,18 @@ def _input_column(df: DataFrame, names: list[str], key: Column, name: str) -> st
 
 
 def initial_rows(given: GroupedData, df: DataFrame, grouping: Grouping) -> tuple[DataFrame, Grouping]:
-    """Return the frame of an initial state, and its keys. Raises `InvalidArgumentError`."""
+    """Return the frame and the keys of an initial state. Raises `InvalidArgumentError`."""
     if not isinstance(given, type(df.groupBy(quoted(df.columns[0])))):
         raise InvalidArgumentError(
             f"initialState must be a grouped DataFrame of this session: {_REMEDY}", given=type(given).__name__
         )
-    frame: DataFrame = given._df  # noqa: SLF001  # Spark's own method reads it, and there is no other way
+    frame: DataFrame = given._df  # noqa: SLF001  # as Spark's own method does; there is no public access
     if frame.isStreaming:
         raise InvalidArgumentError(
             "initialState must be a batch DataFrame, not a stream: it is read once, in the first micro-batch"
         )
     found = resolve_keys(frame, _columns_of(given, frame))
-    # Without what may be null: it does not change the hash.
+    # Ignore nullability, which does not change the hash.
     ours, theirs = ([g.keys[i].field.dataType.simpleString() for i in g.given] for g in (grouping, found))
     if ours != theirs or grouping.given != found.given:
         raise InvalidArgumentError(
@@ -127,7 +126,7 @@ def initial_rows(given: GroupedData, df: DataFrame, grouping: Grouping) -> tuple
 
 
 def _columns_of(given: GroupedData, frame: DataFrame) -> list[str]:
-    """Return the names of a frame's grouping columns, taken from a count: Spark does not expose them."""
+    """Return the names of a frame's grouping columns from a count, because Spark does not expose them."""
     counted = given.count()
     names, fold = counted.columns[:-1], name_folding(frame)
     if names and {*map(fold, names)} <= {*map(fold, frame.columns)}:
@@ -136,15 +135,15 @@ def _columns_of(given: GroupedData, frame: DataFrame) -> list[str]:
             return names
     raise InvalidArgumentError(
         f"initialState must be grouped by columns, not by expressions: {_REMEDY}. With "
-        "spark.sql.retainGroupColumns=false its columns cannot be known",
+        "spark.sql.retainGroupColumns=false, the columns are unknown",
         grouped_by=names,
     )
 
 
 def _is_random_by(given: Any, counted: DataFrame, names: list[str]) -> bool:
-    """Tell whether a Spark Connect frame, which differs at each access, is grouped by columns.
+    """Return whether a Spark Connect frame whose plan differs at each access is grouped by columns.
 
-    ``rand()`` gets a new seed with each analysis, so no plans are equal, and what was written in ``groupBy`` decides.
+    Each analysis gives ``rand()`` a new seed, so no two plans are equal; only ``groupBy``'s arguments can be compared.
     """
     if not hasattr(given, "_grouping_cols") or counted.sameSemantics(given.count()):
         return False

@@ -1,17 +1,16 @@
-"""Notes the checkpoint locations of a state directory's queries there.
+"""Stores the checkpoint locations of queries in their state directories.
 
 ::
 
     task: claims ──▶ accumulator ──▶ driver ──▶ the query in its JVM: file:/data/app-spark
                                             ──▶ _queries/<state id>.locations/1
 
-Spark tells a task only its query's id, and a driver learns it after the query's start. So the task that claims tells
-the driver (`holdfast.spark_integration.shard.news`), which looks the location up. Spark's scheduler hands the news
-over; it waits up to a second for a query's first note, because a program may end with its only micro-batch; after one
-timeout never again. One thread per query does the rest.
+A task gets only its query's id from Spark, and a driver learns the id after the query's start. So the task that claims
+reports the query to the driver (`holdfast.spark_integration.shard.news`), which looks up the location. Spark's
+scheduler delivers the news. It waits up to a second for a query's first note, because a program may end with its only
+micro-batch; after a timeout, it never waits again. A thread per query does the rest.
 
-A note helps people find a query. If it cannot be stored, as by a driver without the executors' credentials, the query
-continues.
+A note helps people find a query. If it cannot be stored, for example without credentials, the query continues.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ from holdfast.spark_integration.shard.news import AtWork, News, NewsParam, packe
 from holdfast.spark_integration.spark_state.running_query import running_location
 
 _log = logging.getLogger(__name__)
-#: Of the last application, of which a process has one at a time.
+#: For the latest application; a process has only one at a time.
 _heard: list[tuple[SparkContext, Accumulator[News], Noter]] = []
 _lock = threading.Lock()
 _WAITED_S = 1.0
-#: However many executors tell of a query, its note is looked at once in this time.
+#: A query's note is checked at most once per interval, however many executors report the query.
 _REST_MS = 60_000
 
 
 def news_of(session: SparkSession, state_dir: str, storage_values: Mapping[str, str]) -> bytes:
-    """Return the accumulator with which tasks report their queries; this process notes their locations."""
+    """Return the accumulator through which tasks report queries; this process stores their locations."""
     context = session.sparkContext
     with _lock:
         if not _heard or _heard[0][0] is not context:
@@ -54,7 +53,7 @@ def news_of(session: SparkSession, state_dir: str, storage_values: Mapping[str, 
 
 
 class _NewsAtDriver(NewsParam):
-    """The driver's accumulator, to which Spark adds the tasks' news; tasks have a plain one."""
+    """The driver's accumulator parameter, which handles the tasks' news; tasks use `NewsParam`."""
 
     def __init__(self, noter: Noter) -> None:
         self._noter = noter
@@ -63,43 +62,43 @@ class _NewsAtDriver(NewsParam):
         return NewsParam, ()
 
     def addInPlace(self, value1: News, value2: News) -> News:
-        """Pass the news to the noter, and keep none."""
+        """Pass the news to the noter and discard it."""
         for query in value2:
             self._noter.hear(query)
         return value1
 
 
 class Noter:
-    """Notes the locations of an application's queries, again if another driver has noted a different one since."""
+    """Stores the locations of an application's queries; restores a note that a different driver has replaced."""
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
         self._known = set[AtWork]()
-        self._noted: dict[AtWork, tuple[str, int]] = {}  #: Its location, and when it was noted
+        self._noted: dict[AtWork, tuple[str, int]] = {}  #: The noted location and the time of the note
         self._under_way = set[AtWork]()
         self._waited_s = _WAITED_S
-        #: By state directory, its storage, as in the last definition that uses it.
+        #: Storage options by state directory, from the latest definition that uses it.
         self.options: dict[str, dict[str, str]] = {}
 
     def hear(self, query: AtWork) -> None:
-        """Note a query's location, soon if it is in the news again; Spark's scheduler waits."""
+        """Store a query's location in a thread; wait only for its first note, as Spark's scheduler is blocked."""
         if query in self._under_way:
-            return  # a slow storage: the next news is soon enough
+            return  # the storage is slow: wait for the next news
         self._under_way.add(query)
         looked = threading.Event()
         thread = threading.Thread(target=self._note, args=(query, looked), name="holdfast-note", daemon=True)
         try:
             thread.start()
-        except RuntimeError as exc:  # no more threads. Raised on, it would end all accumulators of the application
+        except RuntimeError as exc:  # no more threads; an exception would stop all accumulators
             self._under_way.discard(query)
-            _log.info("the location of query %s could not be noted: %s", query.query_id, exc)
+            _log.info("cannot store the location of query %s: %s", query.query_id, exc)
             return
-        looked.wait(_WAITED_S)  # a query that ends with this micro-batch is known no longer
+        looked.wait(_WAITED_S)  # a query that ends with this micro-batch is then no longer found
         if query not in self._known:
             self._known.add(query)
             thread.join(self._waited_s)
             if thread.is_alive():
-                self._waited_s = 0  # other queries would time out, too
+                self._waited_s = 0  # the storage would time out for other queries, too
 
     def _note(self, query: AtWork, looked: threading.Event) -> None:
         try:
@@ -111,8 +110,8 @@ class Noter:
             with open_storage(query.state_dir, self.options.get(query.state_dir, {})) as storage:
                 note_location(storage, NotedLocation(query.state_id, query.query_id, location, socket.gethostname()))
             self._noted[query] = location, now_ms
-        except (HoldfastError, RuntimeError) as exc:  # the latter of threads, when the program ends
-            _log.info("the state directory does not note the location of query %s: %s", query.query_id, exc)
+        except (HoldfastError, RuntimeError) as exc:  # RuntimeError from threads at the program's end
+            _log.info("cannot store the location of query %s in its state directory: %s", query.query_id, exc)
         finally:
             looked.set()
             self._under_way.discard(query)

@@ -1,8 +1,8 @@
-"""The settings of a DataFrame's session: holdfast's own, checked, and those of Spark's that affect a definition.
+"""Reads and checks a session's settings: holdfast's, and Spark's settings that affect a definition.
 
-It warns of a session with far more shuffle partitions than task slots, as with Spark's default of 200. Each shuffle
-partition is a task of every micro-batch, however few rows there are, and a streaming query never merges them: Spark
-plans it without adaptive execution. A query keeps the number that it first started with.
+A session with far more shuffle partitions than task slots, such as Spark's default of 200, causes a warning. Each
+shuffle partition is a task in every micro-batch, however few the rows, and is never coalesced, because Spark plans
+streaming queries without adaptive execution. A query keeps its initial number of partitions.
 
 The number of task slots follows from the configuration, which a Spark Connect session has too::
 
@@ -11,8 +11,8 @@ The number of task slots follows from the configuration, which a Spark Connect s
     dynamic allocation                          maxExecutors * executor.cores
     otherwise                                   executor.instances * executor.cores; standalone: cores.max at most
 
-divided by ``spark.task.cpus``. If a figure is missing, as on a standalone cluster that gives all its cores, the number
-is unknown and there is no warning.
+divided by ``spark.task.cpus``. If a value is missing, as on a standalone cluster without a limit on cores, the number
+is unknown and no warning is given.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from holdfast.spark_integration.spark_versions import is_classic, is_on, require
 from holdfast.spark_integration.worker_python import require_worker_python
 
 _KEY = "spark.sql.shuffle.partitions"
-# Beyond this, a micro-batch of few rows takes more than a second: a task takes 0.1 to 0.15 s with its state store.
+# Above this, a small micro-batch takes over a second: a task with its state store takes 0.1 to 0.15 s.
 _FAR_MORE = 8
 _LOCAL = re.compile(r"local(?:\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\])?")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")
@@ -46,22 +46,22 @@ _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]
 def checked_settings(df: DataFrame, stacklevel: int) -> Settings:
     """Return the session's settings; warn, at the user's `stacklevel`, if state will not be durable.
 
-    Raises `InvalidArgumentError` for settings, options, pyarrow, or another Python of the tasks.
+    Raises `InvalidArgumentError` for invalid settings or options, and an unsuitable pyarrow or Python version.
     """
     require_worker_python(df.sparkSession)
     configuration = dict(df.sparkSession.conf.getAll)
     settings = Settings.parse(configuration, backend_names())
     find_backend(settings.backend).parse_options(settings.backend, settings.backend_options)
     is_remote = not is_classic(df.sparkSession)
-    if df.isStreaming and not is_remote:  # a client's versions are not those of the server's workers
+    if df.isStreaming and not is_remote:  # a client's versions may differ from those of the server's workers
         require_fitting_arrow(pa.__version__)
     if settings.state_dir is not None and not is_remote:
-        # So that unknown schemes and options fail at definition; a client may lack the packages and credentials.
+        # Fail at definition for unknown schemes and options; a Connect client may lack the packages and credentials.
         open_storage(settings.state_dir, settings.storage_values(configuration)).close()
     if settings.state_dir is None and df.isStreaming:
         warnings.warn(
             "this query's state is not durable: losing an executor loses its state, and the query fails; set "
-            "spark.holdfast.state.dir to a directory that all executors reach",
+            "spark.holdfast.state.dir to a directory that all executors can access",
             stacklevel=stacklevel + 1,
         )
     if is_remote:
@@ -74,18 +74,18 @@ def checked_settings(df: DataFrame, stacklevel: int) -> Settings:
 
 
 def rows_each(df: DataFrame) -> int:
-    """Return the maximum rows of an Arrow batch between Spark and Python."""
+    """Return the maximum number of rows in an Arrow batch between Spark and Python."""
     configured = int(str(df.sparkSession.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")))
     return configured if configured > 0 else 2**31 - 1
 
 
 def name_folding(df: DataFrame) -> Callable[[str], str]:
-    """Return a function that folds the case of names, if the DataFrame's session ignores it."""
+    """Return a function that folds the case of names if the session ignores case."""
     return str if is_on(df.sparkSession, "spark.sql.caseSensitive") else str.lower
 
 
 def shuffle_partitions(session: SparkSession) -> int:
-    """Return the number of shuffle partitions that a query would pin if it first started now."""
+    """Return the number of shuffle partitions that a new query would pin."""
     return int(str(session.conf.get(_KEY)))
 
 
@@ -98,16 +98,16 @@ def warn_of_partitions(session: SparkSession, stacklevel: int) -> None:
     slots = task_slots(configuration, cores)
     if slots is not None and partitions > _FAR_MORE * slots:
         warnings.warn(
-            f"this session has {partitions} shuffle partitions for {slots} task slots: a query that first starts in it "
+            f"this session has {partitions} shuffle partitions for {slots} task slots: a new query in it "
             f"runs {partitions} tasks in every micro-batch, each of 0.1 s or more, however few its rows. Set "
-            f"{_KEY}={slots}, or a small multiple if the cluster will grow; a query keeps the number that it first "
-            "started with",
+            f"{_KEY}={slots}, or a small multiple if the cluster will grow; a query keeps its initial "
+            "number",
             stacklevel=stacklevel + 1,
         )
 
 
 def task_slots(configuration: Mapping[str, str], local_cores: int | None) -> int | None:
-    """Return how many tasks can run at once; None if unknown. `local_cores` is what ``local[*]`` uses."""
+    """Return how many tasks can run at once; None if unknown. `local_cores` is the value for ``local[*]``."""
     cores = _cores(configuration, local_cores)
     return None if cores is None else max(cores // (_number(configuration, "spark.task.cpus") or 1), 1)
 
@@ -135,12 +135,12 @@ def _number(configuration: Mapping[str, str], key: str) -> int | None:
 
 
 def require_session(session: SparkSession) -> None:
-    """Raise `InvalidArgumentError` if a session of classic Spark was stopped: Spark's own error is then empty."""
+    """Raise `InvalidArgumentError` if a session of classic Spark was stopped, as Spark's own error is empty."""
     try:
         _ = session.sparkContext.startTime
-    except PySparkAttributeError:  # Spark Connect, where there is no such context
+    except PySparkAttributeError:  # Spark Connect has no SparkContext
         return
-    except AttributeError as exc:  # the context has let go of its JVM
+    except AttributeError as exc:  # the context has released its JVM
         raise InvalidArgumentError(
-            "the Spark session of this DataFrame was stopped: start another, and read the input again"
+            "the Spark session of this DataFrame was stopped: start a new session and read the input again"
         ) from exc

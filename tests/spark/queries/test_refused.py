@@ -171,7 +171,7 @@ def test_event_time_behind_an_operator(lab: Lab) -> None:
     windows = shown.groupBy(F.window("at", "1 minute")).count()
     with pytest.raises(AnalysisException, match="watermark"):
         lab.run(windows, mode="append")
-    with pytest.raises(InvalidArgumentError, match="hand none on; transformWithState does"):
+    with pytest.raises(InvalidArgumentError, match="pass on no watermark; transformWithState does"):
         holdfast.stream(shown).groupBy("key").applyInArrowWithState(
             count_and_sum, OUTPUT, STATE, "append", name="second", timeMode="EventTime"
         )

@@ -162,7 +162,7 @@ def test_a_storage_that_the_driver_cannot_write_stops_nobody(
     with caplog.at_level("INFO", noting.__name__):
         noting.Noter(session).hear(AtWork(QUERY, "state-1", str(tmp_path / "file")))
         threads_ended()
-    assert "does not note" in caplog.text
+    assert "cannot store the location" in caplog.text
 
 
 def test_a_storage_that_hangs_holds_up_nobody(

@@ -71,7 +71,7 @@ def a_session(partitions: int, configuration: dict[str, str], **others: Any) -> 
 @pytest.mark.parametrize(
     ("master", "context", "said"),
     [
-        ("local[2]", {}, r"200 shuffle partitions for 2 task slots.*partitions=2,.*first started"),
+        ("local[2]", {}, r"200 shuffle partitions for 2 task slots.*partitions=2,.*initial number"),
         ("local[*]", {"sparkContext": SimpleNamespace(defaultParallelism=3)}, r"shuffle\.partitions=3"),
     ],
 )
@@ -124,38 +124,38 @@ def test_changes_by_table_and_by_variable() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["m"], "it is a mapping"),
+        (["m"], "it must be a mapping"),
         ({"dorp": ["m"]}, "that the operator declares; did you mean 'drop'?, unknown=['dorp']"),
         ({"sate": {"drop": ["m"]}}, "did you mean 'state'?, unknown=['sate']"),
         ({"state": {"drop": ["m"], "renmae": {"m": "n"}}}, "'drop' and 'rename'; did you mean 'rename'?"),
-        ({"rename": {"m": "totl"}}, "one that is not declared; did you mean 'total'?"),
+        ({"rename": {"m": "totl"}}, "a name that is not declared; did you mean 'total'?"),
         ({"drop": ["m"], "add": ["x"]}, "only 'drop' and 'rename'"),
         ({"state": ["m"]}, "only 'drop' and 'rename'"),
-        ({"drop": "m"}, "'drop' is a list of column names"),
-        ({"drop": [1]}, "'drop' is a list of column names"),
-        ({"rename": ["m"]}, "'rename' has new column names by old ones"),
-        ({"rename": {"m": 1}}, "'rename' has new column names by old ones"),
-        ({"drop": ["m"], "rename": {"m": "n"}}, "either dropped or renamed"),
-        ({"drop": ["n"]}, "and still declared"),
-        ({"rename": {"n": "total"}}, "and still declared"),
-        ({"rename": {"m": "x"}}, "renamed to one that is not declared"),
-        ({"rename": {"m": "n", "x": "n"}}, "two columns are renamed to one"),
-        ({"drop": ["expires_ms"]}, "may be holdfast's own"),
-        ({"rename": {"expires_ms": "n"}}, "may be holdfast's own"),
+        ({"drop": "m"}, "'drop' must be a list of column names"),
+        ({"drop": [1]}, "'drop' must be a list of column names"),
+        ({"rename": ["m"]}, "'rename' must map old column names to new names"),
+        ({"rename": {"m": 1}}, "'rename' must map old column names to new names"),
+        ({"drop": ["m"], "rename": {"m": "n"}}, "both dropped and renamed"),
+        ({"drop": ["n"]}, "is still declared"),
+        ({"rename": {"n": "total"}}, "is still declared"),
+        ({"rename": {"m": "x"}}, "renamed to a name that is not declared"),
+        ({"rename": {"m": "n", "x": "n"}}, "two columns are renamed to the same name"),
+        ({"drop": ["expires_ms"]}, "is reserved by holdfast"),
+        ({"rename": {"expires_ms": "n"}}, "is reserved by holdfast"),
     ],
     ids=str,
 )
 def test_what_is_no_change(given: Any, words: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="stateChanges looks like") as caught:
+    with pytest.raises(InvalidArgumentError, match="stateChanges must look like") as caught:
         changes_of_tables(given, ONE)
     assert words in str(caught.value)
 
 
 def test_changes_of_what_is_not_declared() -> None:
     """A table that is left out for now is changed when it is back."""
-    with pytest.raises(InvalidArgumentError, match="name a state table that the operator declares"):
+    with pytest.raises(InvalidArgumentError, match="use the name of a state table that the operator declares"):
         changes_of_tables({"c": {"drop": ["m"]}}, TWO)
-    with pytest.raises(InvalidArgumentError, match="name a state variable that the operator declares"):
+    with pytest.raises(InvalidArgumentError, match="use the name of a state variable that the operator declares"):
         changes_of_variables({"drop": ["m"]}, [StateVariable("sum", "value", COLUMNS)])
     with pytest.raises(InvalidArgumentError, match="did you mean 'sum'"):
         changes_of_variables({"sums": {"drop": ["m"]}}, [StateVariable("sum", "value", COLUMNS)])
@@ -215,7 +215,9 @@ def test_a_stopped_session_is_said_to_be_stopped() -> None:
     context: Any = object.__new__(SparkContext)
     context._jsc = None  # as `SparkContext.stop` leaves it
     session: Any = SimpleNamespace(sparkContext=context)
-    with pytest.raises(InvalidArgumentError, match="the Spark session of this DataFrame was stopped: start another,"):
+    with pytest.raises(
+        InvalidArgumentError, match="the Spark session of this DataFrame was stopped: start a new session"
+    ):
         require_session(session)
     context._jsc = SimpleNamespace(startTime=lambda: 1)
     require_session(session)
