@@ -116,7 +116,7 @@ def asof_joined(
     one, other = _inputs(left, right, on)
     if not one.time.name == other.time.name == by:
         raise InvalidArgumentError(
-            "by must name the column that has the watermark on both sides: rename one side's column, as in "
+            "by names the column that has the watermark on both sides: rename one side's column, as in "
             f"holdfast.stream(df.withColumnRenamed({other.time.name!r}, {by!r}))",
             by=repr(by),
             left=one.time.name,
@@ -163,7 +163,7 @@ def _input(df: DataFrame, names: list[str], which: str) -> _Input:
     keys = [key.field for key in resolve_keys(df, names).keys]
     if time.field.name in [key.name for key in keys]:
         raise InvalidArgumentError(
-            "within compares the time column of a join, so it cannot also be a key: leave it out of on",
+            "within compares the time column of a join, so it cannot be a key as well: leave it out of on",
             on=names,
             time=time.field.name,
         )

@@ -384,11 +384,11 @@ class _Ranked:
     def ranking(self, by: object, ascending: object) -> Ranking:
         given = [by] if isinstance(by, str) else by
         if not isinstance(given, Sequence) or not given or not all(isinstance(name, str) for name in given):
-            raise InvalidArgumentError("by must be a column name or a list of names", given=repr(by))
+            raise InvalidArgumentError("by is a column's name or a list of names", given=repr(by))
         directions = [ascending] * len(given) if isinstance(ascending, bool) else ascending
         if not isinstance(directions, Sequence) or [type(one) for one in directions] != [bool] * len(given):
             raise InvalidArgumentError(
-                "ascending must be True or False, or a list with one of them per column of by", given=repr(ascending)
+                "ascending must be True or False, or a list with one for each column of by", given=repr(ascending)
             )
         return Ranking(tuple(map(self._ranked_by, given)), tuple(directions))
 
