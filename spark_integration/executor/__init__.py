@@ -1,1 +1,1 @@
-"""An executor's machine: directories, processes, leftovers of dead executors."""
+"""An executor's machine: its directories and processes, and the files of dead executors."""

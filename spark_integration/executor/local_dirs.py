@@ -1,23 +1,23 @@
-"""Where an executor keeps its local state.
+"""Lays out the directories of an executor's local state.
 
 ::
 
     <root>/holdfast-<user id>/                      0700, owned by the user
         executor-<pid>-<start>/                     of one executor
             state-server.lock                       held by its state server
-            state-server.sock                       where that listens
-            memory-held/                            what is in memory/, see holdfast.backends.run_files.memory
-            memory/                                 of backends that keep state in RAM: gone when it ends
+            state-server.sock                       its socket
+            memory-held/                            contents of memory/, see holdfast.backends.run_files.memory
+            memory/                                 backends with state in RAM: removed with the executor
             going/                                  shards no longer in use, being removed
-            disk/                                   of all others: kept for the next executor
+            disk/                                   all other backends: kept for the next executor
                 <query id>/<operator's directory>/
                     runs/<run id>                   which operator definition runs under this name
                     shard-0003-1f0c77ab/            see holdfast.backends.run_files.backend
                         durable                     its versions can be restored: it may be removed
-        executor-<pid>-<start>.<id>/                what a process works on, see `process_directory`
+        executor-<pid>-<start>.<id>/                a process's working files, see `process_directory`
     <temporary directory>/holdfast-<user id>/
         logs/state-server-executor-….<digest>.log   kept a week
-        <digest of that place>.sock                 the socket, where its own place has too long a name
+        <digest of its path>.sock                   the socket, if its own path is too long
 
 The root is ``spark.holdfast.local.dir`` if it is set; else ``/dev/shm`` for a backend that keeps state in RAM, if that
 is large enough, and on disk the first of Spark's local directories, outside of what Spark deletes when the executor
@@ -50,7 +50,7 @@ IN_MEMORY, ON_DISK = "memory", "disk"
 SHARD_PREFIX = "shard-"
 RUNS, CLAIM_SUFFIX = "runs", "-claim"
 _EXECUTOR = "executor-"
-# Spark gives workers the directories of the executor's own blocks, and deletes those when the executor ends.
+# Spark gives workers the directories of the executor's blocks and deletes them when the executor ends.
 _SPARK_BLOCKS = "blockmgr-"
 _log = logging.getLogger(__name__)
 LOCK_NAME = "state-server.lock"
@@ -59,14 +59,14 @@ _SOCKET_PATH_LIMIT = 100
 
 
 def choose_root(local_dir: str | None, *, in_memory: bool) -> Path:
-    """Return the root of this executor's local state; state in RAM stays where the first call put it."""
+    """Return the root of this executor's local state; state in RAM keeps the root of the first call."""
     if local_dir is not None:
         return Path(local_dir)
     disk = _disk_root()
     if not in_memory:
         return disk
     for root in (SHARED_MEMORY, disk):
-        # Where the user's directory is somebody else's, whoever wants to make it says so.
+        # If the user's directory belongs to a different user, creating the directory raises a clear error.
         with suppress(PermissionError):
             if (root / user_name() / _executor_name() / IN_MEMORY).is_dir():
                 return root
@@ -85,7 +85,7 @@ def choose_root(local_dir: str | None, *, in_memory: bool) -> Path:
 
 
 def all_roots(local_dir: str | None) -> list[Path]:
-    """Return the directories below which executors of this machine may keep local state, each once."""
+    """Return the distinct roots of the local state of executors on this machine."""
     if local_dir is not None:
         return [Path(local_dir)]
     return list(dict.fromkeys((_disk_root(), SHARED_MEMORY)))
@@ -113,7 +113,7 @@ def _warn_once(message: str) -> None:
 
 
 def private_directory(path: Path) -> Path:
-    """Make a directory that only this user can enter, or check that it is one."""
+    """Create a directory that only this user can access, or check that an existing one is private."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
@@ -146,7 +146,7 @@ def user_name() -> str:
 
 
 def executor_directory(root: Path, executor: ProcessId | None = None) -> Path:
-    """Return the directory of an executor, by default the one this worker serves."""
+    """Return the directory of an executor, by default of this worker's executor."""
     return private_directory(user_directory(root) / _executor_name(executor))
 
 
@@ -165,7 +165,7 @@ def _executor_name(executor: ProcessId | None = None) -> str:
 
 
 def shards_directory(executor_directory: Path, *, in_memory: bool) -> Path:
-    """Return the directory of all shards of an executor whose backends keep state in RAM, or on disk."""
+    """Return an executor's directory for shards in RAM or on disk."""
     return private_directory(executor_directory / (IN_MEMORY if in_memory else ON_DISK))
 
 
@@ -189,12 +189,12 @@ def log_path(executor_directory: Path) -> Path:
 
 
 def _digest(executor_directory: Path) -> str:
-    """Return a digest that tells an executor's directories apart; each has its own state server."""
+    """Return a digest of an executor's directory: an executor with several has a state server for each."""
     return xxhash.xxh3_64_hexdigest(os.fsencode(executor_directory))
 
 
 def make_log_directory() -> None:
-    """Make the directory of the log files."""
+    """Create the directory of the log files."""
     private_directory(user_directory(temporary_directory()) / "logs")
 
 
@@ -205,7 +205,7 @@ def _log_directory() -> Path:
 def remove_old_logs(now_ms: int) -> None:
     """Delete logs of ended executors that were not written to for `LOG_KEPT_MS`."""
     folder = _log_directory()
-    for name in glob.glob("state-server-*.log*", root_dir=folder):  # `Path.glob` fails where the disk does
+    for name in glob.glob("state-server-*.log*", root_dir=folder):  # `Path.glob` fails on a damaged disk
         path = folder / name
         executor = ProcessId.parse(path.name.partition(".")[0].removeprefix("state-server-executor-"))
         with suppress(OSError):
@@ -215,7 +215,7 @@ def remove_old_logs(now_ms: int) -> None:
 
 
 def take_lock(executor_directory: Path, *, shared: bool = False) -> int | None:
-    """Return a descriptor that holds the server lock, `shared` if asked; None if another process holds it."""
+    """Return a descriptor that holds the server lock; None if a different process holds it."""
     with local_files.writing(executor_directory):
         descriptor = os.open(executor_directory / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
         is_mine = False
@@ -228,7 +228,7 @@ def take_lock(executor_directory: Path, *, shared: bool = False) -> int | None:
 
 
 def try_lock(descriptor: int, *, shared: bool = False) -> bool:
-    """Lock an open file or directory until it is closed; tell whether no other process holds it."""
+    """Lock an open file or directory until it is closed; return whether the lock was free."""
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -237,12 +237,12 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
 
 
 def is_found(executor_directory: Path, socket: Path, lock: int) -> bool:
-    """Tell whether workers still find the server: a temp cleaner may have removed its lock file or socket."""
+    """Return whether workers can still find the server: a cleaner may have removed its lock file or socket."""
     try:
         there = os.stat(executor_directory / LOCK_NAME)
         os.stat(socket)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
-        return True  # a damaged disk hides them; a server that ended for it would be followed by another
+        return True  # a damaged disk hides them; if the server ended, workers would start a new server
     return os.path.samestat(os.fstat(lock), there)

@@ -1,4 +1,4 @@
-"""Identifies processes: the executor that a Python worker serves, and whether it still runs."""
+"""Identifies processes, such as a Python worker's executor, and checks whether they are running."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import ParamSpec, TypeVar
 import psutil
 import xxhash
 
-#: How many storages a process keeps: beyond that, each micro-batch reopens them. One holds idle connections.
+#: How many storages a process keeps open, each with idle connections; a larger number is reopened per micro-batch.
 STORAGES = 64
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -30,7 +30,7 @@ _BOOTS = 10**6
 def kept_per_process(
     results: int | None = None,
 ) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-    """Return a decorator that caches up to `results` results by hashable arguments, anew in a forked process."""
+    """Return a decorator that caches up to `results` results by hashable arguments; a forked process starts empty."""
 
     def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
         @lru_cache(maxsize=results)
@@ -48,11 +48,11 @@ def kept_per_process(
 
 @dataclass(frozen=True)
 class ProcessId:
-    """A process, identified by its start time too, since the system reuses process ids."""
+    """A process, identified by its id and start time, because the system reuses ids."""
 
     pid: int
-    #: When it started; on Linux in clock ticks since boot, which changing the clock does not affect, and then six
-    #: digits that tell this boot from others
+    #: Start time; on Linux in clock ticks since boot, which clock changes do not affect, followed by six digits that
+    #: identify the boot
     started: int
 
     @classmethod
@@ -61,7 +61,7 @@ class ProcessId:
         return cls(pid, _status(pid)[0])
 
     def is_alive(self) -> bool:
-        """Whether this very process still runs; a zombie does not."""
+        """Return whether this process is still running; a zombie is not."""
         try:
             started, has_ended = _status(self.pid)
         except psutil.NoSuchProcess:
@@ -69,7 +69,7 @@ class ProcessId:
         return started == self.started and not has_ended
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until the process has ended, up to a limit; tell whether it has."""
+        """Wait until the process has ended, up to a limit; return whether it has ended."""
         try:
             descriptor = os.pidfd_open(self.pid) if sys.platform == "linux" else None
         except ProcessLookupError:
@@ -113,14 +113,14 @@ def _status(pid: int) -> tuple[int, bool]:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError) as exc:
         raise psutil.NoSuchProcess(pid) from exc
-    # The program's name comes before, and may contain anything. Source: man proc_pid_stat, fields 3 and 22.
+    # The program's name precedes these fields and may contain anything. Source: man proc_pid_stat, fields 3 and 22.
     fields = stat[stat.rindex(b")") + 2 :].split()
     return int(fields[19]) * _BOOTS + xxhash.xxh32_intdigest(_boot(_BOOT).encode()) % _BOOTS, fields[0] in (b"Z", b"X")
 
 
 @cache
 def _boot(file: Path) -> str:
-    """Return the system's boot id, or an empty text."""
+    """Return the system's boot id, or an empty string."""
     try:
         return file.read_text().strip()
     except OSError:
@@ -138,7 +138,7 @@ def executor_process() -> ProcessId:
 
 @kept_per_process(1)
 def machine() -> str:
-    """Return a text that processes share if they can see each other; it differs between containers and machines."""
+    """Return a string that is equal for processes that can see each other; it differs by container and machine."""
     host, boot = socket.gethostname(), _boot(_BOOT)
     try:
         return f"{host} {boot} {os.readlink('/proc/self/ns/pid')}" if boot else host
@@ -147,12 +147,12 @@ def machine() -> str:
 
 
 def place_of(process: ProcessId) -> str:
-    """Return a text that identifies a process of this machine: `lives` tells whether it still runs."""
+    """Return a string that identifies a process on this machine; `lives` checks whether the process is running."""
     return f"{xxhash.xxh3_64_hexdigest(machine().encode())}.{process}"
 
 
 def lives(place: str, within_seconds: float = ENDS_WITHIN_SECONDS) -> bool | None:
-    """Tell whether the process of `place_of` lives, waiting for one that is ending; None if it cannot be seen here."""
+    """Return whether the process of `place_of` is running, after a wait for its end; None if it is not visible."""
     process = ProcessId.parse(place.partition(".")[2])
     if process is None or place != place_of(process):
         return None
@@ -160,7 +160,7 @@ def lives(place: str, within_seconds: float = ENDS_WITHIN_SECONDS) -> bool | Non
         return True
     try:
         os.kill(process.pid, 0)
-    except PermissionError:  # another user's process has the number: it may be this one, where a system hides those
+    except PermissionError:  # a different user's process has the id: it may be this process if the system hides it
         return None
     except ProcessLookupError:
         pass

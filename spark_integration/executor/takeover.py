@@ -1,17 +1,17 @@
-"""Takes over the local state of executors that have ended on this machine, and removes what is not taken over.
+"""Takes over the local state of dead executors on this machine, and removes the state that nobody takes over.
 
 ::
 
     <root>/holdfast-<user id>/
         executor-<pid>-<start>/         dead: its process is gone and its state server's lock is free
             disk/<query id>/<operator>/
-                shard-0003-…/           ── verified, then one rename ──▶ below the executor that wants it
-            found-dead                  when that was noticed: a day later everything is removed
+                shard-0003-…/           ── verified, then one rename ──▶ below the executor that needs it
+            found-dead                  time of discovery: a day later everything is removed
         executor-<pid>-<start>.<id>/    of a process that looks keys up, reads state, or makes or restores a savepoint
-            work/                       a shard or a snapshot, as long as it is used
+            work/                       a shard or a snapshot, while it is in use
 
-Taking a shard over requires a lock on it and a shared lock on the dead executor's directory, which its own state
-server, and whoever removes the directory, hold exclusively.
+To take over a shard, a process holds a lock on the shard and a shared lock on the dead executor's directory. The
+executor's own state server, and a process that removes the directory, lock the directory exclusively.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from holdfast.spark_integration.executor.local_dirs import (
 KEPT_MS = 24 * 60 * 60_000
 # A state server ends within 20 s of its executor.
 WAIT_MS = 25_000
-#: A process that makes one working directory after another looks for dead ones' this often.
+#: How often a process that creates many working directories looks for dead executors.
 LOOK_EVERY_MS = 60_000
 _FOUND_DEAD = "found-dead"
 _TAKING_OVER = "taking-over"
@@ -71,8 +71,8 @@ def open_backend(
 
 
 def adopt_shard(directory: Path, executor_directory: Path, open_backend: Callable[[Path], Backend]) -> bool:
-    """Take over the newest version of a shard that a dead executor left; return whether the shard is here now."""
-    if os.path.exists(directory):  # `Path.exists` fails where the disk does
+    """Take over the newest version of a shard from a dead executor; return whether it succeeded."""
+    if os.path.exists(directory):  # `Path.exists` fails on a damaged disk
         return False
     with ExitStack() as locks:
         found: list[tuple[Pointer, Path]] = []
@@ -112,12 +112,12 @@ def _take_over(newest: Pointer, path: Path, directory: Path, open_backend: Calla
 
 
 def remove_dead_executors(root: Path, now_ms: int) -> None:
-    """Delete, and log, what ended executors left in RAM, and what was not taken over for `KEPT_MS`."""
+    """Delete the state of dead executors in RAM, and state on disk that was not taken over for `KEPT_MS`; log it."""
     for path in _dead_executors(user_directory(root)):
         try:
             with _executor_lock(path) as is_mine:
                 size = _remove_what_ended(path, now_ms) if is_mine else 0
-        except (HoldfastError, OSError) as exc:  # where the disk is damaged: it holds up neither others nor a server
+        except (HoldfastError, OSError) as exc:  # a damaged disk must not stop other removals or a server
             _log.warning("a dead executor's files in %s cannot be removed: %s", path, exc)
             continue
         if size:
@@ -129,14 +129,14 @@ def working_directory(local_dir: str | None = None) -> Iterator[Path]:
     """Yield a temporary directory that looks like an executor's, so the clean-up removes it after a kill."""
     root = choose_root(local_dir, in_memory=False)
     begun_ms = clock.monotonic_ms()
-    if begun_ms - _looked_ms.get(root, -LOOK_EVERY_MS) >= LOOK_EVERY_MS:  # whoever reads pointers makes hundreds
+    if begun_ms - _looked_ms.get(root, -LOOK_EVERY_MS) >= LOOK_EVERY_MS:  # reading pointers creates hundreds
         _looked_ms[root] = begun_ms
         remove_dead_executors(root, clock.now_ms())
     path = process_directory(root, clock.new_id())
     lock = None
     try:
         lock = take_lock(path)
-        if lock is None:  # a process in another container takes ours for dead, and was faster
+        if lock is None:  # a different container mistook this process for dead and removed its directory
             raise UnavailableError("the working directory was removed: try again", path=str(path))
         yield private_directory(path / _WORK)
     finally:
@@ -146,7 +146,7 @@ def working_directory(local_dir: str | None = None) -> Iterator[Path]:
 
 
 def leave_executor_directory(path: Path) -> None:
-    """Delete the local state of this ended executor, except what the next one can use."""
+    """Delete the local state of an ended executor, except shards that the next executor can use."""
     _remove_all_but_shards(path)
     if not (path / ON_DISK).exists():
         shutil.rmtree(path, ignore_errors=True)
@@ -197,7 +197,7 @@ def _dead_executors(user_directory: Path) -> list[Path]:
 
 def _is_dead(path: Path) -> bool:
     executor = process_of(path)
-    if executor is None or not os.path.isdir(path) or executor.is_alive():  # `Path.is_dir` fails where the disk does
+    if executor is None or not os.path.isdir(path) or executor.is_alive():  # `Path.is_dir` fails on a damaged disk
         return False
     try:
         private_directory(path)
@@ -209,10 +209,10 @@ def _is_dead(path: Path) -> bool:
 
 @contextmanager
 def _executor_lock(path: Path, *, shared: bool = False, wait_ms: int = 0) -> Iterator[bool]:
-    """Hold a dead executor's lock for the context; yields False if someone else holds it."""
+    """Hold a dead executor's lock inside the ``with`` block; yield False if a different process holds it."""
     try:
         descriptor = _wait_for(lambda: take_lock(path, shared=shared), wait_ms)
-    except UnavailableError:  # removed meanwhile
+    except UnavailableError:  # removed in the meantime
         descriptor = None
     try:
         yield descriptor is not None
@@ -223,7 +223,7 @@ def _executor_lock(path: Path, *, shared: bool = False, wait_ms: int = 0) -> Ite
 
 @contextmanager
 def _shard_lock(path: Path) -> Iterator[bool]:
-    """Lock a file in a directory against takeover, since its backend locks the directory itself; False if gone."""
+    """Lock a file in a shard's directory, as its backend locks the directory; yield False if it was taken over."""
     note = path / _TAKING_OVER
     try:
         descriptor = os.open(note, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -233,14 +233,14 @@ def _shard_lock(path: Path) -> Iterator[bool]:
         return
     try:
         has_lock = _wait_for(lambda: try_lock(descriptor) or None, WAIT_MS)
-        # The lock goes with the directory when another worker renames it, and the path is then free.
+        # A worker that takes over the shard renames the directory with the lock file, so the path may be free.
         yield bool(has_lock) and note.exists() and os.path.samestat(os.fstat(descriptor), note.stat())
     finally:
         os.close(descriptor)
 
 
 def _wait_for(ask: Callable[[], int | None], wait_ms: int) -> int | None:
-    """Poll until there is an answer, or until the time is up."""
+    """Poll until `ask` returns a result or the time is up."""
     end_ms = clock.monotonic_ms() + wait_ms
     while (answer := ask()) is None and clock.monotonic_ms() < end_ms:
         clock.sleep_ms(50)

@@ -1,1 +1,1 @@
-"""State tables that several APIs share: entries of lists and maps, and what a restart may change of any table."""
+"""State tables shared by several APIs: entries of lists and maps, and the changes to tables that a restart may make."""

@@ -1,16 +1,16 @@
-"""One state table with several rows for each key: the elements of lists, the entries of maps.
+"""State tables with several rows per key: the elements of lists and the entries of maps.
 
-A row's key begins with the grouping key, whose hash all rows of one key share::
+A row's key starts with the grouping key; all rows of a grouping key have its hash::
 
     l.visits                             m.counts
     user   seq            page           user   entry.page   n
     "ann"  8589934592     "/"            "ann"  "/"          3
     "ann"  8589934593     "/cart"        "ann"  "/cart"      1
 
-So all entries of many keys are read by one scan of their prefixes, and an entry is found and written by its whole key.
+So one prefix scan reads all entries of many keys, and an entry is read and written by its full key.
 
-A list's element numbers only grow, so appending need not read the list: a number is the version that its micro-batch
-commits, times 2³², plus a count within the call of the shard.
+Element numbers of a list only grow, so an append does not read the list: a number is the version that the micro-batch
+commits, times 2³², plus a count within the shard's call.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def first_number(version: int) -> int:
 
 
 def renumbered(run: Run, versions: int) -> Run:
-    """Return elements, or their expiry, renumbered as if written some versions earlier, for a restored query."""
-    place = 1 + len(run.schema.key)  # the number is the last key column, behind hash and deletion mark
+    """Renumber elements, or their expiry, as if written `versions` earlier, for a restored query."""
+    place = 1 + len(run.schema.key)  # the number is the last key column, after the hash and the deletion mark
     if run.batch.column(place).type != pa.int64():
         raise CorruptionError("the table of a list has no element numbers", table=run.schema.name)
     try:
@@ -54,9 +54,9 @@ def renumbered(run: Run, versions: int) -> Run:
 
 @dataclass(frozen=True)
 class Entries:
-    """Some entries."""
+    """A batch of entries."""
 
-    places: IntArray  #: Which of the keys asked for each belongs to
+    places: IntArray  #: Index of each entry's key among the requested keys
     own_keys: pa.RecordBatch
     values: pa.RecordBatch
 
@@ -65,7 +65,7 @@ class Entries:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the columns."""
+        """Size of the columns in bytes."""
         return int(self.own_keys.nbytes + self.values.nbytes)
 
     def take(self, rows: IntArray) -> Entries:
@@ -74,15 +74,15 @@ class Entries:
 
 
 class Ranges(NamedTuple):
-    """Ranges of a time in microseconds, or of a number; those of one key do not overlap."""
+    """Ranges of a time in microseconds, or of a number; the ranges of a key do not overlap."""
 
-    key: IntArray  #: Which of the keys asked for each belongs to
+    key: IntArray  #: Index of each range's key among the requested keys
     first: IntArray
     last: IntArray  #: Inclusive
 
 
 class EntryRows:
-    """The entries of one table in one transaction, by `grouping` key columns; for one thread at a time."""
+    """The entries of a table in a transaction, by the first `grouping` key columns; not thread-safe."""
 
     def __init__(self, transaction: Transaction, schema: TableSchema, grouping: int, expiry: Expiry | None) -> None:
         self._transaction = transaction
@@ -94,7 +94,7 @@ class EntryRows:
 
     @property
     def own_key_types(self) -> pa.Schema:
-        """The key columns beyond the grouping key."""
+        """The key columns after the grouping key."""
         return self._own
 
     @property
@@ -105,7 +105,7 @@ class EntryRows:
     def scan(self, keys: Keys, near: Ranges | None = None) -> Iterator[Entries]:
         """Yield the unexpired entries of distinct grouping keys, in any order.
 
-        `near`: only those whose first own key column is in a range of their key. Others cost next to nothing.
+        `near` limits them to entries whose first own key column is in a range of their key; others cost almost nothing.
         """
         asked = keys
         if near is not None:
@@ -120,7 +120,7 @@ class EntryRows:
         for run in self._transaction.scan_prefix(self._schema.name, asked):
             rows = self._live(run)
             prefixes = from_columns(rows.keys.columns[:width], self._prefix.key, len(rows))
-            # A row begins with one of the keys: with the one of its hash, where no two have the same.
+            # A row's grouping key is one of the keys, identified by its hash unless two keys share a hash.
             found = (
                 sorted_keys.find(Keys(rows.hashes, prefixes))
                 if share_hashes
@@ -132,7 +132,7 @@ class EntryRows:
             )
 
     def are_many(self, keys: Keys) -> BoolArray:
-        """Return which keys are known to have very many entries, too many to read them all."""
+        """Return which keys are known to have too many entries to read all."""
         return np.isin(keys.hashes, self._transaction.crowded(self._schema.name))
 
     def _live(self, run: Run) -> Run:
@@ -141,16 +141,16 @@ class EntryRows:
         return Run(run.schema, filter_rows(run.batch, expires_of(run.values) > self._expiry.now_ms))
 
     def keys_of(self, keys: Keys, own_keys: pa.RecordBatch | pa.Table) -> Keys:
-        """Return the whole keys of entries; row i belongs to grouping key i."""
+        """Return the full keys of entries; row i belongs to grouping key i."""
         own = TableSchema(self._schema.name, self._own, pa.schema([])).conform(own_keys, "key")
         columns = [*keys.columns.columns, *own.columns]
         return Keys(keys.hashes, from_columns(columns, self._schema.key, len(keys)))
 
     def at(self, keys: Keys) -> KeyRows:
-        """Return the rows of whole keys, to read and write."""
+        """Return the rows of full keys, to read and write."""
         return open_rows(self._transaction, self._schema.name, self._expiry, keys)
 
     def delete_all(self, keys: Keys) -> None:
-        """Remove all entries of some grouping keys."""
+        """Remove all entries of the given grouping keys."""
         if len(keys):
             self._transaction.delete_prefix(self._schema.name, keys)

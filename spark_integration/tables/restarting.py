@@ -1,8 +1,8 @@
-"""Which changes to the columns of state tables a restart may make, for APIs that name their tables.
+"""Checks the changes to state tables at a restart, for APIs that name their tables.
 
-Columns match by name. They are added, reordered and widened as declared; one that is left out stays hidden in its rows,
-and can be declared again. Renames and drops need `ColumnChanges`, which `StoredTables.with_changes` has made before
-these checks.
+Columns match by name. A restart may add, reorder and widen columns. An omitted column stays hidden in stored rows and
+can be declared again. Renames and drops need `ColumnChanges`, which `StoredTables.with_changes` applies before these
+checks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Fields = Iterable[pa.Field]
 
 
 def require_same_api(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Raise `SchemaMismatchError` if another kind of operator wrote the state, by both configurations."""
+    """Raise `SchemaMismatchError` if the configurations show that a different kind of operator wrote the state."""
     if _kind(stored) != _kind(now):
         raise SchemaMismatchError(
             "the state was written by another kind of operator: by a processor (transformWithState), by a function "
@@ -94,7 +94,7 @@ def _require_readable(stored: StoredTables, declared: Mapping[str, TableSchema],
 def misread_columns(
     stored: StoredTables, declared: TableSchema, within: str | None, *, has_ttl: bool, only_fitting: bool = False
 ) -> list[str]:
-    """Explain which stored values would be lost, or taken for others, though each type can be read as declared."""
+    """Explain which stored values would be lost or misread, although each type is readable as declared."""
     live, latest = stored.live[declared.name], stored.latest[declared.name]
     why = [
         *_unconsented(live, latest, declared, within, only_fitting=only_fitting),
@@ -110,7 +110,7 @@ def misread_columns(
 def _unconsented(
     live: TableSchema, latest: TableSchema, declared: TableSchema, within: str | None, *, only_fitting: bool
 ) -> list[str]:
-    """Explain how to rename, drop or hide columns of `latest` that a start leaves out while it adds others."""
+    """Explain how to rename, drop or hide columns of `latest` if a restart omits some and adds others."""
     known, now = {field.name: field.type for field in live.value}, set(declared.value.names)
     new = [f for f in declared.value if f.name not in known and f.name != EXPIRES]
     gone = [name for name in latest.value.names if name not in now and name != EXPIRES]
@@ -132,7 +132,7 @@ def _spelled(changes: dict[str, object], within: str | None) -> str:
 
 
 def _renamed_fields(held: _Fields, latest: _Fields, declared: _Fields, within: str = "") -> list[str]:
-    """Return nested fields that look renamed: one is missing, a new one has a fitting type."""
+    """Explain which nested fields look renamed: a field is missing and a new field has a fitting type."""
     was_held, was, now = ({field.name: field.type for field in fields} for fields in (held, latest, declared))
     gone = [name for name in was if name not in now]
     new = [name for name in now if name not in was_held]
@@ -150,7 +150,7 @@ def _renamed_fields(held: _Fields, latest: _Fields, declared: _Fields, within: s
 
 
 def _fields_in(t: pa.DataType) -> list[pa.Field]:
-    """Return the fields of a struct, or of the structs in a list or a map's values."""
+    """Return the fields of a struct, or of the structs in a list or in a map's values."""
     if pa.types.is_struct(t):
         return list(t)
     if pa.types.is_map(t):
@@ -159,7 +159,7 @@ def _fields_in(t: pa.DataType) -> list[pa.Field]:
 
 
 def _no_longer_null(live: TableSchema, declared: TableSchema) -> list[str]:
-    """Return the columns that the operator declares NOT NULL and in which stored rows may have nulls."""
+    """Explain which columns are declared NOT NULL although stored rows may have nulls."""
     return [
         f"{name.partition('.')[2]}: it is NOT NULL, and rows may be stored that have null there; declare it nullable"
         for name in sorted(declared.not_null - live.not_null, key=lambda name: (name.startswith(VALUE_SIDE), name))
@@ -167,12 +167,12 @@ def _no_longer_null(live: TableSchema, declared: TableSchema) -> list[str]:
 
 
 def described(columns: Iterable[pa.Field]) -> str:
-    """Return columns for an error."""
+    """Format columns for an error message."""
     return ", ".join(f"{field.name} {field.type}" for field in columns)
 
 
 class StateFunction(ShardFunction):
-    """A `ShardFunction` that calls a user's function on tables whose columns the user declares, drops and renames."""
+    """A `ShardFunction` that calls a user's function, on tables whose columns the user declares, drops and renames."""
 
     def configuration(self) -> Mapping[str, str]:
         return {}
@@ -201,4 +201,4 @@ class OperatorFunction(ShardFunction):
         require_readable_tables(stored, self.tables())
 
     def require_same_columns(self, stored: StoredTables) -> None:
-        """Check what the names and types of stored columns do not show; by default nothing."""
+        """Check properties beyond the names and types of stored columns; by default nothing."""

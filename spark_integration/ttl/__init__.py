@@ -1,6 +1,6 @@
-"""Removes rows of state when their time to live, their window or their session is over.
+"""Removes rows of state after the end of their time to live, window or session.
 
-`expiry` is for state tables and processors' variables, `ends` for operators in one line. Only a call of the row's shard
-removes it. The pointer's row says when Spark must make one even without rows; else the row stays until the next call
-with rows. Reads skip rows that have expired.
+`expiry` is for state tables and processors' variables, `ends` for one-line operators. Only a call of its shard removes
+a row. The pointer row has the time at which Spark must call the shard even without rows; otherwise, the row stays until
+the next call with rows. Reads skip expired rows.
 """

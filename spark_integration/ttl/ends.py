@@ -1,21 +1,21 @@
-"""When rows of state are over, in event time: an index by time, so that they go by a range.
+"""Indexes rows of state by their end in event time, so that a range scan finds ended rows.
 
 ::
 
     state                              timers_by_due
     user   window_start   n            hash            user   window_start
-    "ann"  09:00          3            09:59:59.999    "ann"  09:00        ← over once the watermark is later
+    "ann"  09:00          3            09:59:59.999    "ann"  09:00        ← ended once the watermark is later
     "bob"  10:00          1            10:59:59.999    "bob"  10:00
 
-A row enters the index once, when it is new. A row whose end moves, as a session's does, keeps its entry until that
-time, then gets one for its new end. Rows removed meanwhile are skipped.
+A new row gets one index entry. A row whose end moves, such as a session, keeps its entry until the entry is due, and
+gets an entry for its new end after that. Entries of removed rows are skipped.
 
-The index is a table of timers (`holdfast.spark_integration.timers`), so that savepoints, rescaling and look-ups
-know it. A row is over once ``end <= watermark``; a timer is due once the watermark is later, hence the millisecond
-between.
+The index is a table of timers (`holdfast.spark_integration.timers`), which savepoints, rescaling and look-ups support.
+A row has ended once ``end <= watermark``; a timer is due once the watermark is later. So a timer is a millisecond
+earlier than the end.
 
-A time to live (`Ttl`) is counted in event time or, where there is no watermark, in processing time. There nothing is
-urgent: expired rows are removed when the shard next has rows, before these are looked up.
+A time to live (`Ttl`) uses event time or, without a watermark, processing time. In processing time, expired rows are
+removed at the shard's next call with rows, before the look-ups.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from holdfast.spark_integration.shard.operator import STATE_TABLE, BatchTimes, C
 from holdfast.spark_integration.timers import TIMERS_BY_DUE, Timers, timers_schema
 from holdfast.spark_integration.transport.packed import moments_of
 
-#: The value column that says until when a row is remembered; null for ever.
+#: The value column with the end of a row's time to live; null for ever.
 UNTIL = pa.field("until", pa.timestamp("us", "UTC"))
-#: `UNTIL` of a row that is remembered for ever, in numbers.
+#: `UNTIL` of a row that lives for ever, as a number.
 NEVER = np.iinfo(np.int64).max
 
 
 class Ends:
-    """The index in one call of a shard."""
+    """The index of ends during one call of a shard."""
 
     def __init__(self, transaction: Transaction, times: BatchTimes) -> None:
         self._index = Timers(transaction, TIMERS_BY_DUE)
@@ -50,7 +50,7 @@ class Ends:
 
     @classmethod
     def by_calls(cls, transaction: Transaction, times: BatchTimes) -> Ends:
-        """Return the index of rows that end in processing time: the next call with rows removes them."""
+        """Return an index of ends in processing time, whose rows the next call with rows removes."""
         found = cls(transaction, times)
         found._earliest_ms = 0 if times.previous_ms is None else times.previous_ms
         found._now_ms = times.processing_ms
@@ -61,7 +61,7 @@ class Ends:
         return {TIMERS_BY_DUE: timers_schema(TIMERS_BY_DUE, key_types)}
 
     def add(self, keys: Keys, end_us: IntArray) -> None:
-        """Enter rows that end at these times, in microseconds since 1970."""
+        """Add entries for rows that end at these times, in microseconds since 1970."""
         if len(keys):
             due_ms = due_of(end_us)
             self._index.add(keys, due_ms)
@@ -69,19 +69,19 @@ class Ends:
             self._earliest_ms = first_ms if self._earliest_ms is None else min(self._earliest_ms, first_ms)
 
     def move(self, keys: Keys, end_us: IntArray, before_us: IntArray) -> None:
-        """Enter rows that now end earlier; rows that end later keep their entry."""
+        """Add entries for rows whose end is now earlier; rows with a later end keep their entry."""
         rows = np.flatnonzero(end_us < before_us)
         self.add(keys.take(rows), end_us[rows])
 
     def go_on(self, keys: Keys, end_us: IntArray) -> BoolArray:
-        """Tell which rows now end later, and put these back into the index."""
+        """Return which rows have not ended, and add new entries for these rows."""
         lives: BoolArray = due_of(end_us) >= (self._now_ms or 0)
         rows = np.flatnonzero(lives)
         self.add(keys.take(rows), end_us[rows])
         return lives
 
     def over(self, counts: CallCounts) -> Iterator[Keys]:
-        """Remove expired rows from the index, and yield them, earliest first; see `Timers.taken`."""
+        """Remove the entries of ended rows and yield their keys, earliest first; see `Timers.taken`."""
         if self._earliest_ms is None or self._now_ms is None or self._now_ms <= self._earliest_ms:
             return
         first_ms, self._earliest_ms = self._earliest_ms, self._index.earliest(self._now_ms)
@@ -90,37 +90,37 @@ class Ends:
             yield due.keys
 
     def earliest_ms(self) -> int | None:
-        """Return the latest time for the shard's next call; None if it needs none."""
+        """Return when the shard must be called next; None if only rows require a call."""
         return self._earliest_ms
 
 
 def due_of(end_us: IntArray) -> IntArray:
-    """Return the last millisecond in which a row that ends at `end_us` is not over."""
+    """Return the last full millisecond before `end_us`."""
     return -(-end_us // 1000) - 1
 
 
 def microseconds(column: pa.Array | pa.ChunkedArray) -> IntArray:
-    """Return a column of timestamps in microseconds, without nulls, as numbers."""
+    """Convert timestamps without nulls to microseconds."""
     numbers: IntArray = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()).to_numpy()
     return numbers
 
 
 def microseconds_or_0(column: pa.Array) -> IntArray:
-    """Return a column of timestamps in microseconds, 0 for null."""
+    """Convert timestamps to microseconds, and nulls to 0."""
     return microseconds(column.fill_null(pa.scalar(0, pa.int64()).cast(column.type)))
 
 
 def timestamps(numbers: np.ndarray, t: pa.DataType) -> pa.Array:
-    """Return microseconds as a column of timestamps."""
+    """Convert microseconds to timestamps."""
     return pa.array(numbers).view(pa.timestamp("us", t.tz))
 
 
 @dataclass(frozen=True)
 class Ttl:
-    """A time to live."""
+    """A time to live and its clock."""
 
     length_us: int
-    event_time: str | None  #: The column of the rows from whose time on it counts; None for the micro-batch's own time
+    event_time: str | None  #: The column with the start time; None for the time of the micro-batch
 
     @property
     def clock(self) -> str:
@@ -128,7 +128,7 @@ class Ttl:
         return "processing time" if self.event_time is None else "event time"
 
     def until(self, rows: pa.Table, times: BatchTimes) -> pa.Array:
-        """Return how long keys are remembered; a row without a time counts as one of 1970."""
+        """Return when the time to live of each row ends; a null time counts as 1970."""
         if self.event_time is None:
             return timestamps(np.full(rows.num_rows, times.processing_ms * 1000 + self.length_us), UNTIL.type)
         at = one_chunk(moments_of(rows.column(self.event_time))).cast(pa.int64())
@@ -143,17 +143,17 @@ class Ttl:
 
 
 def until_us(column: pa.Array | pa.ChunkedArray) -> IntArray:
-    """Return, as numbers, when rows are forgotten; `NEVER` for null."""
+    """Convert `UNTIL` to microseconds, and null to `NEVER`."""
     return microseconds(column.fill_null(pa.scalar(NEVER).cast(column.type)))
 
 
 def with_until(value_types: pa.Schema, ttl: Ttl | None) -> pa.Schema:
-    """Return value columns, with `UNTIL` behind them if there is a time to live."""
+    """Append `UNTIL` to value columns if there is a time to live."""
     return value_types if ttl is None else value_types.append(UNTIL)
 
 
 def forget_rows(ends: Ends, batch: ShardInput, transaction: Transaction) -> None:
-    """Remove keys whose time is up from a table with one row each; keys that were refreshed stay."""
+    """Remove expired keys from a table with one row per key; keep refreshed keys."""
     with transaction.deleting() as delete:
         for keys in ends.over(batch.counts):
             found = transaction.get(STATE_TABLE, keys)

@@ -1,18 +1,18 @@
-"""Rows with a time to live: one state table by the keys of a micro-batch, a row per key until it is deleted or expires.
+"""Rows with a time to live: a state table with one row per key, until the row is deleted or expires.
 
-A row that expires carries the time in a column of its own, `EXPIRES`. A second table has the keys in the order of that
-time, as timers have theirs (`holdfast.spark_integration.timers`), so evicting costs only for expired rows::
+The column `EXPIRES` has the time at which a row expires. A second table, the index, has the keys in order of that time,
+like timers (`holdfast.spark_integration.timers`), so that eviction reads only expired rows::
 
     state                                    state.expiring
     user   n   expires_ms                    hash                     user   key_hash
-    "ann"  3   1 700 003 600 412             1 700 003 656 250 + 2⁶³  "ann"  …     ← a step after it, at most
+    "ann"  3   1 700 003 600 412             1 700 003 656 250 + 2⁶³  "ann"  …     ← at most a step later
     "bob"  1   1 700 007 199 807             1 700 003 600 000 + 2⁶³  "bob"  …     ← was refreshed
 
-A rewritten row keeps its entry in the second table until that time, then moves to its new one. So a row refreshed in
-every micro-batch moves once per time to live, and has one index entry. A row written unread gets an entry without a
-look-up; to make these few, times in the index are rounded up to a step, about `1 / STEPS` of the time to live.
+A rewritten row keeps its index entry until the entry is due, and then gets an entry for its new time. So a row that is
+refreshed in every micro-batch moves once per time to live and has one entry. A row written without a read gets an entry
+without a look-up; to limit these entries, times are rounded up to a step, about `1 / STEPS` of the time to live.
 
-Invariant: for every row, the index has an entry no later than its time rounded up, and later than all that is evicted.
+Invariant: every row has an index entry no later than its rounded-up time, and later than all evicted times.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from holdfast.spark_integration.timers import Timers, is_by_time, timers_schema
 if TYPE_CHECKING:
     from holdfast.spark_integration.shard.operator import BatchTimes
 
-#: The value column that says when a row expires, in ms since 1970.
+#: The value column with the time at which a row expires, in ms since 1970.
 EXPIRES = "expires_ms"
 #: 10,000 years.
 LONGEST_TTL_MS = 10_000 * 366 * 86_400_000
 STEPS = 64
-#: Expiry of a row written while its table had no time to live; later than all indexed times.
+#: `EXPIRES` of a row that was written without a time to live; later than all indexed times.
 NEVER = np.iinfo(np.int64).max
 
 
 class KeyRows:
-    """Rows that stay until deleted, of a micro-batch's keys; reads see earlier writes. One thread at a time."""
+    """Rows without expiry of a micro-batch's keys; reads see earlier writes. Not thread-safe."""
 
     def __init__(self, transaction: Transaction, table: str, keys: Keys) -> None:
         self._transaction = transaction
@@ -60,7 +60,7 @@ class KeyRows:
         return self._found
 
     def put(self, values: pa.Table | pa.RecordBatch, rows: IntArray | None = None) -> None:
-        """Set the row of every key, or of those at `rows`; `values` has one row for each."""
+        """Set the rows of all keys, or of the keys at `rows`, to `values`."""
         self._transaction.put(self._table, self._at(rows), values)
         self._found = None
 
@@ -74,9 +74,9 @@ class KeyRows:
 
 @dataclass(frozen=True)
 class KeyTimes:
-    """Event times of each key's rows in a batch, in ms since 1970; the watermark for a key without rows."""
+    """Event times of each key's rows in a micro-batch, in ms since 1970; the watermark for a key without rows."""
 
-    #: The earliest and the latest one
+    #: The earliest and the latest time
     first_ms: IntArray
     last_ms: IntArray
 
@@ -84,9 +84,9 @@ class KeyTimes:
 class Expiry:
     """The expiry of a table's rows, in processing or event time; ms since 1970.
 
-    A row lives for `ttl_ms` after its last write (None: only earlier runs' rows expire), until ``expires_ms <=
-    now_ms``, as in Spark; in event time, that is the watermark. What had expired by `evicted_until_ms`, if known, is
-    gone.
+    A row lives for `ttl_ms` after its last write, until ``expires_ms <= now_ms``, as in Spark; in event time, `now_ms`
+    is the watermark. If `ttl_ms` is None, only rows of earlier runs expire. Rows that had expired by
+    `evicted_until_ms`, if known, were removed.
     """
 
     def __init__(self, table: str, ttl_ms: int | None, now_ms: int, evicted_until_ms: int | None) -> None:
@@ -102,17 +102,17 @@ class Expiry:
         return np.full(len(written_ms), NEVER) if self._ttl_ms is None else written_ms + self._ttl_ms
 
     def place(self, transaction: Transaction, keys: Keys, expires_ms: IntArray) -> None:
-        """Enter keys in the index, at most a step after their rows expire."""
+        """Add index entries for keys, at most a step after their rows expire."""
         if len(keys):
             placed_ms = -(-expires_ms // self._step_ms) * self._step_ms
             Timers(transaction, self.index).add(keys, placed_ms)
-            self._first_ms = min(self._first_ms, int(placed_ms.min()))  # by event time, one may expire at once
+            self._first_ms = min(self._first_ms, int(placed_ms.min()))  # in event time, a row may expire immediately
 
     def evict(self, transaction: Transaction) -> None:
-        """Remove the rows that have expired."""
+        """Remove expired rows."""
         with transaction.deleting() as delete:
             for due in Timers(transaction, self.index).taken(self._first_ms, self.now_ms + 1):
-                found = transaction.get(self.table, due.keys)  # reads their values, which may be large
+                found = transaction.get(self.table, due.keys)  # reads the values, which may be large
                 expires_ms = expires_of(found.values)
                 has_expired = expires_ms <= self.now_ms
                 live = np.flatnonzero(found.exists & ~has_expired & (expires_ms != NEVER))
@@ -120,14 +120,14 @@ class Expiry:
                 delete(self.table, due.keys.take(np.flatnonzero(found.exists & has_expired)))
 
     def earliest(self, transaction: Transaction) -> int | None:
-        """Return when the next rows can be evicted, after `evict`; None if none ever expire."""
+        """Return when the next rows can be evicted, after `evict`; None if no row expires."""
         return Timers(transaction, self.index).earliest(self.now_ms + 1)
 
 
 class ExpiringKeyRows(KeyRows):
-    """Rows that expire, of a micro-batch's keys, by their own event times if `times`.
+    """Rows with expiry of a micro-batch's keys; `times` are their event times, if these are the clock.
 
-    What the index has of deleted rows is out of date, and goes when its time comes.
+    Deleting a row leaves its index entry, which is removed when it is due.
     """
 
     def __init__(self, transaction: Transaction, expiry: Expiry, keys: Keys, times: KeyTimes | None = None) -> None:
@@ -136,18 +136,18 @@ class ExpiringKeyRows(KeyRows):
         now_ms = np.full(len(keys), expiry.now_ms)
         self._now_ms = now_ms if times is None else np.maximum(now_ms, times.first_ms)
         self._expires_ms = expiry.expires_ms(now_ms if times is None else times.last_ms)
-        # A row of the key that expires then or later is in the index, as far as is known.
+        # A row of the key that expires at this time or later is known to have an index entry.
         self._indexed_from: IntArray = np.full(len(keys), NEVER)
 
     def get(self) -> Found:
-        """Return the row of each key; one that has expired is absent."""
+        """Return the row of each key; expired rows are absent."""
         found = super().get()
         expires_ms = expires_of(found.values)
         self._indexed_from = np.where(found.exists, np.minimum(self._indexed_from, expires_ms), self._indexed_from)
         return _without_expired(found, found.exists & (expires_ms > self._now_ms))
 
     def put(self, values: pa.Table | pa.RecordBatch, rows: IntArray | None = None) -> None:
-        """Set the row of every key, or of those at `rows`; each starts its time to live."""
+        """Set the rows of all keys, or of the keys at `rows`, and restart their time to live."""
         expires_ms = self._expires_ms if rows is None else self._expires_ms[rows]
         super().put(values.append_column(EXPIRES, pa.array(expires_ms, mask=expires_ms == NEVER)), rows)
         rows = np.arange(len(self._keys)) if rows is None else rows
@@ -158,30 +158,30 @@ class ExpiringKeyRows(KeyRows):
 
 
 def expiry_of(transaction: Transaction, table: str, ttl_ms: int | None, times: BatchTimes) -> Expiry | None:
-    """Return the expiry of a table's rows, once per transaction; None if they never expire."""
+    """Return the expiry of a table's rows; None if they never expire. Call it once per transaction."""
     if ttl_ms is None:
         index = transaction.tables.get(index_of(table))
-        # A variable of a processor may have the name of an index.
+        # A processor's variable may have the name of an index.
         if index is None or not is_by_time(index) or not transaction.reveal(table, EXPIRES):
             return None
-    # Without a time to live the index only shrinks, and is scanned from its beginning.
+    # Without a time to live, the index only shrinks and is scanned from the start.
     return Expiry(table, ttl_ms, times.processing_ms, None if ttl_ms is None else times.previous_ms)
 
 
 def open_rows(
     transaction: Transaction, table: str, expiry: Expiry | None, keys: Keys, times: KeyTimes | None = None
 ) -> KeyRows:
-    """Return the rows of some keys of a table, which may expire."""
+    """Return the rows of a table for the given keys, with or without expiry."""
     return KeyRows(transaction, table, keys) if expiry is None else ExpiringKeyRows(transaction, expiry, keys, times)
 
 
 def index_of(table: str) -> str:
-    """Return the name of the table that has the keys of `table` in the order in which they expire."""
+    """Return the name of the index of `table`, which has its keys in order of expiry."""
     return f"{table}.expiring"
 
 
 def expiring_tables(table: str, key_types: pa.Schema, value_types: pa.Schema) -> Mapping[str, TableSchema]:
-    """Return the schemas of a table whose rows expire: its own, and its index."""
+    """Return the schemas of a table with expiry and of its index."""
     with_time = value_types.append(pa.field(EXPIRES, pa.int64()))
     return {
         table: TableSchema.of(table, key_types, with_time),
@@ -190,7 +190,7 @@ def expiring_tables(table: str, key_types: pa.Schema, value_types: pa.Schema) ->
 
 
 def expires_of(values: pa.RecordBatch) -> IntArray:
-    """Return when rows expire; it is their last column."""
+    """Return when rows expire, from their last column."""
     expires_ms: IntArray = values.column(values.num_columns - 1).fill_null(NEVER).to_numpy()
     return expires_ms
 
