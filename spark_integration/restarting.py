@@ -13,6 +13,7 @@ https://nightlies.apache.org/flink/flink-docs-stable/docs/ops/state/task_failure
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import threading
 from abc import ABC, abstractmethod
@@ -52,13 +53,15 @@ class RestartStrategy(ABC):
 
 @dataclass(frozen=True)
 class SameDelay(RestartStrategy):
-    """Waits as long after each failure, while it `goes_on`."""
+    """Waits for the same time after each failure, until more than `failures` fall within `interval_s`."""
 
     seconds: float
-    goes_on: Callable[[Sequence[float]], bool]
+    failures: int
+    interval_s: float = math.inf
 
     def delay_s(self, failures_s: Sequence[float]) -> float | None:
-        return self.seconds if self.goes_on(failures_s) else None
+        recent = sum(failures_s[-1] - one <= self.interval_s for one in failures_s)
+        return self.seconds if recent <= self.failures else None
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ def fixed_delay(attempts: int = 3, delay_s: float = 10.0) -> RestartStrategy:
         A number is out of range.
     """
     _check(attempts=(attempts, 0, FAILURES_MAX - 1), delay_s=(delay_s, 0, None))
-    return SameDelay(delay_s, lambda failures_s: len(failures_s) <= attempts)
+    return SameDelay(delay_s, attempts)
 
 
 def exponential(
@@ -149,7 +152,7 @@ def failure_rate(failures: int = 3, interval_s: float = 300.0, delay_s: float = 
         A number is out of range.
     """
     _check(failures=(failures, 0, FAILURES_MAX - 1), interval_s=(interval_s, 0, None), delay_s=(delay_s, 0, None))
-    return SameDelay(delay_s, lambda of: sum(of[-1] - one <= interval_s for one in of) <= failures)
+    return SameDelay(delay_s, failures, interval_s)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import socket
 import traceback
+from collections.abc import Callable
 
 import pytest
 from py4j.clientserver import JavaClient, JavaParameters, PythonParameters
@@ -272,6 +274,12 @@ def test_a_strategy_says_when_to_start_again(
 ) -> None:
     """Or no more: after its attempts, or where failures are dense. A longer delay begins anew when it was quiet."""
     assert [strategy.delay_s(failures_s[: i + 1]) for i in range(len(failures_s))] == told
+
+
+@pytest.mark.parametrize("make", [restart.fixed_delay, restart.exponential, restart.failure_rate])
+def test_a_strategy_is_a_value(make: Callable[[], restart.RestartStrategy]) -> None:
+    """It compares, and travels in the pickle of a program's settings."""
+    assert pickle.loads(pickle.dumps(make())) == make()
 
 
 def test_an_exponential_delay_of_many_failures_is_its_longest() -> None:
