@@ -96,7 +96,7 @@ def _values(row: Any, names: list[str], what: str) -> State:
         given = list(row.__fields__)
         if given != names and sorted(given) == sorted(names):
             raise PySparkTypeError(
-                f"{what} takes values by position, and this Row has the columns in a different order: "
+                f"{what} takes values by position, and this Row has the columns in another order: "
                 f"give them as {', '.join(names)}"
             )
     elif not isinstance(row, Iterable) or isinstance(row, (str, bytes, bytearray, Mapping, AbstractSet)):

@@ -186,7 +186,8 @@ def test_operators_that_may_begin(name: str) -> None:
 
 
 def test_the_error_names_the_operator_and_the_restored_ones() -> None:
-    with pytest.raises(SchemaMismatchError, match=r"allowNew to its name.*operator=total restored='pairs, totals'"):
+    wanted = r"allowNew to the operator's name.*operator=total restored='pairs, totals'"
+    with pytest.raises(SchemaMismatchError, match=wanted):
         require_restored(ORIGIN, "total", ("tota",))
 
 
