@@ -182,7 +182,7 @@ def cast(column: pa.Array, t: pa.DataType) -> pa.Array:
 
 
 def _has_fractions(t: pa.DataType) -> bool:
-    """Return whether a column has numbers that Arrow's casts would silently change."""
+    """Return whether a type contains floats or decimals, which Arrow's casts may silently change."""
     if pa.types.is_dictionary(t):
         return _has_fractions(t.value_type)
     is_one = pa.types.is_floating(t) or pa.types.is_decimal(t)

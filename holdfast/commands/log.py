@@ -133,7 +133,7 @@ def size_of(row: dict[str, Any]) -> int:
 
 
 def note(row: dict[str, Any]) -> str:
-    """Return the rest of a row in words."""
+    """Describe what a commit or snapshot holds, for the last column."""
     if "error" in row:
         return str(row["error"])
     if row["kind"] == "snapshot":

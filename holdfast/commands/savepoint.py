@@ -129,7 +129,7 @@ def from_spark(
 ) -> None:
     """Save a query that runs on Spark's own operators, to continue it on holdfast.
 
-    LOCATION is the query's checkpointLocation, which does not change. Stop the query first. Its operators must be
+    LOCATION is the query's checkpointLocation, which is left unchanged. Stop the query first. Its operators must be
     functions or processors in Python, dropDuplicates, or aggregations by key, window or session: docs/migrate.md.
     """
     names, functions, durations = _names(operators), _aggregates(aggregates), _windows(windows)
@@ -529,8 +529,8 @@ def rescale(
 ) -> None:
     """Make a new query with a different number of shards.
 
-    LOCATION is the query's checkpointLocation or state directory. The query may be running; it does not change. The new
-    query continues from its state, beginning with micro-batch 1. This process rescales; Spark does if you pass
+    LOCATION is the query's checkpointLocation or state directory. The query may be running and is left unchanged. The
+    new query continues from its state, beginning with micro-batch 1. This process rescales; Spark does if you pass
     --conf, or if the checkpoint needs it. If the command is interrupted, run it again.
     """
     changes = Changes(shards, partitions, pairs(rename, "--rename", "OLD=NEW"), continue_sinks=continue_sinks)
@@ -569,7 +569,7 @@ def clone(
 ) -> None:
     """Copy a query, to run a second one beside it.
 
-    LOCATION is the query's checkpointLocation or state directory. The query may be running; it does not change. The
+    LOCATION is the query's checkpointLocation or state directory. The query may be running and is left unchanged. The
     clone has its own id and continues the micro-batch numbers. The state of Spark's own operators is copied, too. Give
     the clone its own sinks: it runs beside the original, so it cannot continue them. This process copies; with --conf,
     Spark does. If the command is interrupted, run it again.

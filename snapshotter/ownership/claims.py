@@ -15,10 +15,10 @@ another query     not while the first query has claimed within `ALIVE_MS`: the o
                   Later it replaces a query that has no record, and so no state
 the same query    at once, if it is the same application, or if the previous run has ended on this machine or has not
                   claimed within `ALIVE_MS`. The previous run finds the new number when it looks, and stops
-a copy of it      has the same query id, from a copied checkpoint location. It is refused if the other run lives on this
-                  machine or is at a later micro-batch. If neither is known, it starts **beside** the other run and
-                  writes no claim: if the number moves, the other run lives, and the copy stops; if it does not move
-                  for `ALIVE_MS`, the other run is dead, and the copy takes the next number
+otherwise         a restart, a second driver and a copied location look alike. The run is refused if the other run
+                  lives on this machine or is at a later micro-batch. If neither is known, it starts **beside** the
+                  other and writes no claim: if the number moves, the other lives, and this run stops; if it does not
+                  move for `ALIVE_MS`, the other is dead, and this run takes the next number
 several beside    each announces itself when it begins and whenever it looks; later runs wait for all runs that did so
                   within `ALIVE_MS`, however old the claim is. So the run that began first takes the number
 

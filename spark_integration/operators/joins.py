@@ -433,7 +433,7 @@ class KeyedTimes:
 
 
 class Near:
-    """Finds rows near others: of the same key, one of so many `keys`, within a time."""
+    """Finds pairs of rows with the same key (a number below `keys`) whose times differ by at most `within_us`."""
 
     def __init__(self, rows: KeyedTimes, within_us: int, keys: int) -> None:
         self._rows = rows

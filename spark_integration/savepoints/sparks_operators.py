@@ -399,7 +399,7 @@ def _accumulator(name: str, function: str, t: T.DataType) -> Accumulator:
 
 
 def _of_unscaled(total: Column, t: T.DecimalType) -> Column:
-    """Return a sum of decimals of few digits, whose digits Spark adds up as bigint or, for an average, as double."""
+    """Convert a decimal sum that Spark keeps as an unscaled bigint (a double for averages) back to a decimal."""
     return (total.cast("decimal(19,0)") * F.lit(Decimal(1).scaleb(-t.scale))).cast(t)
 
 

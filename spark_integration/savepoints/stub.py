@@ -185,7 +185,7 @@ class _PutPointers(StatefulProcessor):
 
 
 def _split(chunks: Iterable[pd.DataFrame], number: int) -> Iterator[tuple[PointerRow | None, pd.DataFrame]]:
-    """Yield an operator's row of a group, if it has one, and the rows of others."""
+    """Yield each chunk's pointer row of an operator, if any, and the rows of the other operators."""
     for chunk in chunks:
         frame = chunk.set_axis(_COLUMNS, axis="columns")
         mine = frame[_OPERATOR] == number

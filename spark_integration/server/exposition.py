@@ -212,7 +212,7 @@ class Exposition:
         self.failures = 0
 
     def announce(self, message: Committed) -> None:
-        """Begin to answer if the announcement names a port, and nothing answers yet."""
+        """Start the metrics endpoint if the announcement names a port and none is running."""
         if message.metrics_port is None or not self._looking.acquire(blocking=False):
             return
         try:

@@ -110,7 +110,7 @@ class _FileWriter:
 
 
 def _gathered(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the rows of one file after another."""
+    """Yield one table per output file."""
     held, held_bytes = list[pa.RecordBatch](), 0
     for batch in batches:
         held.append(fitted(batch, schema))
