@@ -1,1 +1,1 @@
-"""Exactly-once results: two-phase-commit sinks, their coordinator, and the two ways from Spark into them."""
+"""Exactly-once output: two-phase-commit sinks, their coordinator, and the two entry points from Spark."""

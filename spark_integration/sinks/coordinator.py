@@ -1,34 +1,34 @@
-"""Commits micro-batches to a sink in two phases; ends, at each start, what the last run left half-done.
+"""Two-phase commit of micro-batches to a sink, and recovery at each start from what the last run left unfinished.
 
-    start     read the log ─▶ what is left ─▶ append "begin" ─▶ what the target shows ─▶ commit the newest decision
-                                                                                     ─▶ abort what is left
+    start     read the log ─▶ list leftovers ─▶ append "begin" ─▶ open the target ─▶ commit the newest decision
+                                                                                 ─▶ abort undecided leftovers
     finish    confirm ─▶ append the decision ─▶ commit ─▶ prune
 
-The log is a fence: `holdfast.snapshotter.sink_log`. Two rules make two drivers harmless, wherever each of them stops:
+The log is a fence: `holdfast.snapshotter.sink_log`. Two rules make two drivers safe, wherever either of them stops:
 
-closed     a driver aborts only what it listed before it appended an entry, and what no decision up to that entry
-           names: nobody can decide it any more
-decided    what a decision names is committed by whoever finds it, and never aborted. If storing a decision failed,
-           the next entry of the same number tells whether it counts
+closed     a driver aborts only handles that it listed before appending an entry and that no decision up to that entry
+           contains: no driver can decide them any more
+decided    the handles in a decision are committed by any driver that finds it, and never aborted. If storing a
+           decision failed, the entry found under its number shows whether the decision counts
 
-The newest start wins: the driver before it fails at its next decision, or earlier. But a start is refused while another
-process of the same machine runs the query, as the query's shards would refuse it (decision 0023).
+The newest start wins: the previous driver fails at its next decision or earlier. However, a start is refused while
+another process on the same machine runs the query, as the query's shards would refuse it (decision 0023).
 
 ===========================  =========================================================================================
-what a start finds           what it means, and what is done
+what a start finds           meaning and action
 ===========================  =========================================================================================
-prepared, no decision        the micro-batch is repeated: abort
-a decision, the same batch   decided, and perhaps visible: commit its handles; no row is written a second time
-a decision, a later batch    Spark has ended it, so it was committed, unless a user's function swallowed the commit's
-                             error: commit again. A target that forgets what it committed long ago, as Kafka does, may
-                             say that it is gone, unless the target shows no more than an earlier one
-a decision, an earlier one   Spark's checkpoint location was turned back, or is an older copy: refused
-the same, of another plan    the location was turned back: Spark has planned the micro-batch anew. Refused
-target shows a later one     the state directory is another, or was deleted: refused, unless Spark has ended it
-target shows an earlier one  the target was emptied, or restored from a backup: refused
-another query's decision     `replaces` names it, or the query was restored and continues the sink: committed under that
-                             one's id, before the target is taken over. A micro-batch of this query for which it
-                             stands is decided
+prepared, no decision        Spark repeats the micro-batch: abort
+a decision, the same batch   decided, perhaps visible: commit its handles again; no row is written a second time
+a decision, a later batch    Spark has finished the decided batch, so it was committed, unless a user's function
+                             swallowed the error: commit again. A target that forgets old commits, as Kafka does, may
+                             report it lost, unless the target's newest visible batch is older
+a decision, an earlier batch Spark's checkpoint location was rolled back, or is an older copy: refuse
+same batch, different plan   the location was rolled back: Spark has planned the micro-batch again. Refuse
+target shows a later batch   the state directory is a different one, or was deleted: refuse, unless Spark finished it
+target shows an earlier one  the target was emptied, or restored from a backup: refuse
+another query's decision     `replaces` names that query, or this one was restored from it and continues the sink:
+                             commit under that query's id before taking over the target. The micro-batch of this query
+                             that the decision stands for is decided
 ===========================  =========================================================================================
 """
 
@@ -68,34 +68,34 @@ _ANOTHER_NAME = "To begin anew with an empty target, give the sink another name"
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the tasks of a micro-batch have prepared."""
+    """The work that a micro-batch's tasks have prepared."""
 
-    handles: tuple[Handle, ...]  #: By partition; of those that had rows
+    handles: tuple[Handle, ...]  #: One per partition with rows, in partition order
     rows: int
-    #: Whether other attempts may have prepared the same: a task was repeated, or had a twin
+    #: Whether other attempts may have prepared the same rows: a task was repeated or ran speculatively
     repeated: bool = False
-    unused: tuple[Handle, ...] = ()  #: Spare handles that no attempt was given, or has begun with
+    unused: tuple[Handle, ...] = ()  #: Spare handles that no attempt has used
 
 
 @dataclass(frozen=True)
 class _Past:
-    """The log and the prepared work, by query, before a driver appended an entry."""
+    """The newest log entries and each query's prepared work, read before a driver appended an entry."""
 
     entry: Entry | None
     decision: Entry | None
     left: Mapping[str, Sequence[Handle]]
 
     def undecided(self, query_id: str, handles: Iterable[Handle] = ()) -> list[Handle]:
-        """Return what a query prepared, except what a decision or `handles` name."""
+        """Return the query's prepared handles that are neither decided nor in `handles`."""
         named = {*map(_canonical, handles), *map(_canonical, self.decision.handles if self.decision else ())}
         return [handle for handle in self.left[query_id] if _canonical(handle) not in named]
 
 
 class Coordinator:
-    """One run's two-phase commits of one query to one sink, on the driver, by one thread at a time.
+    """The driver's two-phase commits for one run of one query with one sink; used by one thread at a time.
 
-    `retained`: entries of the log to keep; `process`: the query's, if it has only one, which fences others here;
-    `location`: Spark's checkpoint location, if known, which tells a copy from a restart.
+    `retained`: the number of log entries to keep; `process`: the query's process, if it has only one, which blocks
+    other processes on this machine; `location`: Spark's checkpoint location, if known, to tell a copy from a restart.
     """
 
     def __init__(
@@ -122,22 +122,22 @@ class Coordinator:
         self._process = place_of(process) if process else ""
         self._location = place_digest(location) if location else ""
         self._facts = {"sink": query.sink, "query": query.query_id, "storage": storage.url}
-        # The newest entry that this run has read or appended, and the decision that counts as of it.
+        # The newest entry that this run has read or appended, and the decision in force as of that entry.
         self._entry: Entry | None = None
         self._decision: Entry | None = None
-        # A twin of a repeated task may prepare after any number of micro-batches.
+        # A zombie attempt of a repeated task may prepare its work any number of micro-batches later.
         self._has_zombies = False
 
     @property
     def number(self) -> int:
-        """The number of the entry under which this run acts."""
+        """The number of the run's newest log entry; 0 before the first."""
         return self._entry.number if self._entry else 0
 
     def start(self, batch_id: int, schema: pa.Schema, plan: str = "") -> None:
-        """Begin a run with its first micro-batch, whose plan in Spark is `plan`; first end what the last run left.
+        """Begin a run at its first micro-batch, which Spark planned as `plan`; settle the last run's leftovers.
 
-        Raises `ConflictError` if another query has the name, or Spark and the sink disagree; `StateLostError` if the
-        target lacks what was decided, or shows more; and as `TwoPhaseSink.open` and `TwoPhaseSink.commit`.
+        Raises `ConflictError` if another query owns the sink's name, or Spark and the log disagree; `StateLostError` if
+        the target lacks decided work or shows undecided work; and the errors of `TwoPhaseSink.open` and `commit`.
         """
         past, shown = self._begin(batch_id, schema, plan)
         with self._unless_overtaken():
@@ -151,7 +151,7 @@ class Coordinator:
             shown = self._open(past.entry, self._known(past.entry, mine), schema)
             self._compare(batch_id, mine, shown)
         if mine is not None:
-            # What was ended and is shown no longer needs the target to know its handles.
+            # The target may have forgotten the handles of a visible micro-batch that Spark has finished.
             may_be_forgotten = (shown is None or shown >= _batch(mine)) and batch_id > _batch(mine)
             try:
                 self._commit_beside_others(mine)
@@ -160,15 +160,15 @@ class Coordinator:
                     raise
                 _log.info("sink %r no longer knows micro-batch %d: %s", self._query.sink, mine.batch_id, exc)
         self._abort_still_left(past, self._query.query_id)
-        if self._entry is not None and self._entry.ending:  # they are settled
+        if self._entry is not None and self._entry.ending:  # the replaced queries' work is settled
             settled = self._next(decided=mine.number if mine else 0)
-            # What the target holds goes before this query's first results: no later start may name another one.
+            # The takeover precedes this query's first results: no later start may name a different replaced query.
             is_first = mine is None and settled.stands_for is None
             self._append(replace(settled, stands_for=-1) if is_first else settled)
         self._decision = mine
 
     def _known(self, found: Entry, mine: Entry | None) -> SinkQuery:
-        """Return the query with the micro-batch that its target must show: the newest before the last decision."""
+        """Return the query with `was_shown` set: the newest micro-batch before the last decision."""
         if mine is not None:
             return replace(self._query, was_shown=mine.before)
         continues = found.continues and found.query_id == self._query.query_id
@@ -176,18 +176,18 @@ class Coordinator:
         return replace(self._query, was_shown=-1 if has_opened else None)
 
     def _open(self, found: Entry, query: SinkQuery, schema: pa.Schema) -> int | None:
-        """Open the target, which may still belong to the query that this one replaces."""
+        """Open the target, which may still belong to a replaced query."""
         before = [*found.ending, found.query_id] if found.continues else []
         others = [query_id for query_id in before if query_id not in (query.query_id, query.replaces)]
         for query_id in others:
             try:
                 return self._sink.open(replace(query, replaces=query_id), schema)
-            except ConflictError:  # it is another one's by now
+            except ConflictError:  # it already belongs to a different query
                 continue
         return self._sink.open(query, schema)
 
     def resume(self, number: int) -> None:
-        """Go on with a run that another process has started. Raises `ConflictError` if its entry is gone."""
+        """Continue a run that a different process started. Raises `ConflictError` if its log entry is gone."""
         try:
             self._entry = self._log.read(number)
             self._decision = self._log.decision(self._entry)
@@ -195,13 +195,13 @@ class Coordinator:
             raise self._second(ConflictError) from exc
 
     def is_decided(self, batch_id: int) -> bool:
-        """Tell whether a micro-batch was decided before, so that its rows must not be written again."""
+        """Return whether a micro-batch is already decided, so its rows must not be written again."""
         if self._decision is not None:
             return self._decision.batch_id == batch_id
         return self._entry is not None and self._entry.stands_for == batch_id
 
     def warn_of_dropped_rows(self, rows: int) -> None:
-        """Warn if a decided micro-batch, whose rows are dropped, now has a different number of rows."""
+        """Warn if a decided micro-batch's repeat, whose rows are dropped, has a different number of rows."""
         if self._decision is not None and rows != self._decision.rows:
             _log.warning(
                 "sink %r: micro-batch %d was decided with %d rows, which are shown; now it has %d, which are "
@@ -211,9 +211,9 @@ class Coordinator:
             )
 
     def finish(self, batch_id: int, prepared: Prepared, plan: str = "") -> None:
-        """Decide a micro-batch and make it visible, for good. Raises `ConflictError` if another driver has begun.
+        """Decide a micro-batch and make it visible. Raises `ConflictError` if another driver has begun since.
 
-        Raises `UnavailableError` if storage or target did not answer; the next start commits what is decided.
+        Raises `UnavailableError` if storage or target did not answer; the next start commits a stored decision.
         """
         self._has_zombies |= prepared.repeated
         handles = tuple(map(dict, prepared.handles))
@@ -227,11 +227,11 @@ class Coordinator:
         self._prune()
 
     def give_up(self) -> None:
-        """End the run after a failure: abort what is undecided, if possible. Raises `FencedError` if replaced."""
+        """End the run after a failure; try to abort undecided work. Raises `FencedError` if overtaken."""
         number = self.number + 1
 
         def close() -> None:
-            self._refuse_overtaken()  # a sink may end what is at work under its name, to see what is left
+            self._refuse_overtaken()  # listing leftovers may end running transactions of the name
             past = self._past()
             self._append(self._next())
             self._abort(past.undecided(self._query.query_id))
@@ -239,16 +239,16 @@ class Coordinator:
         try:
             self._warn_if_it_fails(close)
         except FencedError:
-            # A stored entry may be this run's own decision, whose reply was lost: the next start commits it.
+            # The entry may be this run's own decision, stored although the reply was lost: the next start commits it.
             with suppress(HoldfastError):
                 if self._log.read(number).driver == self._driver:
                     return
             raise
 
     def _begin(self, batch_id: int, schema: pa.Schema, plan: str) -> tuple[_Past, int | None]:
-        """Append the beginning of this run to the log as it was read; return what lies before it.
+        """Append this run's first entry to the log; return the past before it, and the result of `open` if called.
 
-        In an empty log only once the target is opened: a query that it refuses then does not block others.
+        If the log is empty, open the target first: a query that the target refuses then does not block others.
         """
         for _ in looks(self._storage.url):
             (found, decision), shown = self._log.latest(), None
@@ -270,7 +270,7 @@ class Coordinator:
         raise AssertionError("looks has raised")
 
     def _past(self, others: Iterable[str] = ()) -> _Past:
-        """List the work prepared so far, by this query and others that it has replaced."""
+        """List the work prepared so far by this query and by `others`, which it has replaced."""
         queries = sorted({self._query.query_id, *others})
         return _Past(self._entry, self._decision, {each: self._sink.leftovers(self._of(each)) for each in queries})
 
@@ -279,7 +279,7 @@ class Coordinator:
         return self._query if is_mine else replace(self._query, query_id=query_id, replaces=None)
 
     def _next(self, *, decided: int | None = None, ending: tuple[str, ...] = ()) -> Entry:
-        """Return the next entry: by default, one with which a driver continues from the newest."""
+        """Return the entry that follows the newest; by default, the decision in force stays."""
         if decided is None:
             decided = self._entry.decided if self._entry else 0
         begun = Entry(self._query.sink, self.number + 1, self._query.query_id, self._driver, decided, ending)
@@ -297,14 +297,14 @@ class Coordinator:
         self._entry = entry
 
     def _decide(self, batch_id: int, rows: int, handles: tuple[Handle, ...], plan: str) -> _Past | None:
-        """Append a decision; return the work prepared before it, if others may have prepared the same."""
+        """Append a decision; return the work prepared before it if other attempts may have prepared the same rows."""
         before = _batch(self._decision) if self._decision else -1
         entry = self._next(decided=self.number + 1)
         entry = replace(entry, batch_id=batch_id, before=before, rows=rows, handles=handles, plan=plan, stands_for=None)
         try:
             past = self._confirmed(batch_id, handles)
             self._append(entry)
-        except FencedError:  # it does not count, and nobody else can have decided what this run prepared
+        except FencedError:  # the decision does not count, and no other driver can decide this run's work
             self._warn_if_it_fails(lambda: self._abort(handles))
             raise
         except Exception:
@@ -314,7 +314,7 @@ class Coordinator:
         return past
 
     def _confirmed(self, batch_id: int, handles: tuple[Handle, ...]) -> _Past | None:
-        """Let the sink confirm a micro-batch. Raises `FencedError` if it fails because another driver has begun."""
+        """Confirm a micro-batch with the sink. Raises `FencedError` if that fails and a newer driver has begun."""
         try:
             self._sink.confirm(self._query, batch_id, handles)
             return self._past() if self._has_zombies else None
@@ -324,7 +324,7 @@ class Coordinator:
 
     @contextmanager
     def _unless_overtaken(self) -> Iterator[None]:
-        """Raise FencedError if an error is due to a newer driver."""
+        """Raise `FencedError` in place of an error if a newer driver has begun."""
         try:
             yield
         except ConflictError:
@@ -344,7 +344,7 @@ class Coordinator:
         )
 
     def _refuse_others(self, found: Entry | None, decision: Entry | None) -> None:
-        """Raise ConflictError if another query writes here, unless it has replaced this one and got no further."""
+        """Raise `ConflictError` if another query owns the sink, unless its takeover from this one is incomplete."""
         if found is None:
             return
         mine = {self._query.query_id, self._query.replaces}
@@ -359,7 +359,7 @@ class Coordinator:
             raise another_query(self._query, found.query_id, storage=self._storage.url)
 
     def _refuse_older(self, batch_id: int, plan: str, found: Entry | None, decision: Entry | None) -> None:
-        """Raise ConflictError if Spark goes back, before anything is fenced: a copy must not end the query."""
+        """Raise `ConflictError` if Spark went back: checked before fencing, so that a copy cannot stop the query."""
         decided = None if found is None else found.newest_batch(decision, self._query.query_id)
         if decided is not None and batch_id < decided:
             raise ConflictError(
@@ -381,7 +381,7 @@ class Coordinator:
             )
 
     def _refuse_repeats(self, found: Entry | None, decision: Entry | None) -> None:
-        """Raise `ConflictError` if a restored query would repeat what the query it replaces has shown."""
+        """Raise `ConflictError` if a restored query would repeat visible results of the query that it replaces."""
         replaced = self._query.replaces
         if replaced is None or (found is not None and found.query_id == self._query.query_id):
             return
@@ -410,11 +410,11 @@ class Coordinator:
     def _shown_more(
         self, origin: QueryOrigin, replaced: str, found: Entry, decision: Entry | None
     ) -> tuple[str, int] | None:
-        """Return a query and its micro-batch that is, or may be, shown and is missing from a restored query's state."""
+        """Return a query and its possibly visible micro-batch that a restored query's state lacks, if there is one."""
         shown = found.newest_batch(decision, origin.of_query)
         if shown is not None:
             return (origin.of_query, shown) if shown > origin.batch_id else None
-        # Others that were restored from the same query have followed it.
+        # Other queries restored from the same one may have succeeded it: follow the chain back.
         heir, shown, known = replaced, found.newest_batch(decision, replaced), set[str]()
         more = (heir, shown) if shown is not None and shown >= 0 else None
         while heir and heir not in known and (before := find_origin(self._storage, heir)):
@@ -428,11 +428,11 @@ class Coordinator:
         return None
 
     def _refuse_a_live_driver(self, found: Entry | None) -> None:
-        """Raise `ConflictError` if a process here, or with another location, runs the query; else the newest wins.
+        """Raise `ConflictError` if a process on this machine, or at a different location, may still run the query.
 
-        One at another location that has ended here does not: the location was moved.
+        A process on this machine that has ended does not count: the location was moved.
         """
-        # A clock may have been set back since.
+        # `abs`, because a clock may have been set back.
         if found is None or abs(self._now_ms() - found.at_ms) > ALIVE_MS:
             return
         if self._process and found.process == self._process:
@@ -456,7 +456,7 @@ class Coordinator:
             )
 
     def _settle_replaced(self, past: _Past) -> None:
-        """Commit a replaced query's last decision, and abort everything else that replaced queries prepared."""
+        """Commit a replaced query's last decision, and abort the undecided work of replaced queries."""
         decision = past.decision
         if decision is not None and decision.query_id != self._query.query_id:
             try:
@@ -485,8 +485,8 @@ class Coordinator:
                 f"spark.holdfast.state.dir to the original directory. {_ANOTHER_NAME}",
                 **facts,
             )
-        # The newest may be decided and not yet visible, also where Spark has ended it: a user's function may have
-        # swallowed the error of its commit. What came before it was visible.
+        # The newest decided micro-batch may not be visible yet, even if Spark has finished it: a user's function may
+        # have swallowed the commit's error. Earlier micro-batches were visible.
         if shown < (decision.before if decision else -1):
             raise StateLostError(
                 "the target does not show what was committed to it: it was emptied, recreated, or restored from a "
@@ -495,16 +495,16 @@ class Coordinator:
             )
 
     def _commit_beside_others(self, decision: Entry) -> None:
-        """Commit what the previous driver may be committing at this moment."""
+        """Commit a decision that the previous driver may be committing concurrently."""
         query, batch_id = self._of(decision.query_id), _batch(decision)
         try:
             self._sink.commit(query, batch_id, decision.handles)
         except (NotFoundError, StateLostError):
-            # It may have been faster and deleted what this one was about to read: then everything is visible.
+            # That driver may have finished first and deleted the files; all rows are visible then, so a retry succeeds.
             self._sink.commit(query, batch_id, decision.handles)
 
     def _abort_still_left(self, past: _Past, query_id: str) -> None:
-        """Abort what no decision names and a fresh listing still shows: listings may lag behind commits."""
+        """Abort undecided work that a fresh listing still contains: listings may lag behind commits."""
         left = past.undecided(query_id)
         if left:
             now = {_canonical(handle) for handle in self._sink.leftovers(self._of(query_id))}
@@ -515,12 +515,12 @@ class Coordinator:
             self._sink.abort(self._of(query_id or self._query.query_id), handles)
 
     def _warn_if_it_fails(self, abort: Callable[[], None]) -> None:
-        """Abort early what the next start would; a failure must not hide the micro-batch's own error."""
+        """Run `abort`, which the next start would repeat: its failure must not hide the micro-batch's error."""
         try:
             abort()
         except FencedError:
             raise
-        except Exception as exc:  # noqa: BLE001  what a sink's own error says may hold anything
+        except Exception as exc:  # noqa: BLE001  a sink's own error may have any type and text
             said = exc if isinstance(exc, HoldfastError) else type(exc).__name__
             _log.warning("transactions prepared in sink %r remain for now: %s", self._query.sink, said)
 
@@ -528,12 +528,12 @@ class Coordinator:
         assert self._entry is not None
         try:
             self._log.prune(self._entry, self._retained)
-        except HoldfastError as exc:  # a right may be gone, too
+        except HoldfastError as exc:  # the permission may also have been revoked
             _log.warning("old entries in the log of sink %r stay for now: %s", self._query.sink, exc)
 
 
 def _owners(found: Entry | None, decision: Entry | None) -> set[str]:
-    """Return the queries that may have left decided work, or work to abort."""
+    """Return the queries that may have left decided work or work to abort."""
     entries = [entry for entry in (found, decision) if entry is not None]
     return {entry.query_id for entry in entries} | set(found.ending if found else ())
 

@@ -1,7 +1,7 @@
-"""The way from ``foreachBatch`` into a sink: any output mode, each micro-batch once.
+"""Write each micro-batch to a sink exactly once from ``foreachBatch``, in any output mode.
 
-A micro-batch that was decided before is committed again and its rows are dropped. The query's operators run all the
-same: Spark needs their state (from 4.1 on it refuses a micro-batch that none has committed).
+A repeated micro-batch that was already decided is committed again, and its new rows are dropped. The query's operators
+still run, because Spark needs their state (Spark 4.1 and later reject a micro-batch whose state was not committed).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9-]{1,59}")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-#: Names of the sinks that this program has defined so far.
+#: Names of the sinks that this process has defined.
 _defined: set[str] = set()
-#: By sink's name and query: the run and the micro-batch that were decided last, through whichever function.
+#: Maps sink name and query id to the run and micro-batch decided last, by any `ExactlyOnce` of the process.
 _decided: dict[tuple[str, str], tuple[str, int]] = {}
 
 
 def exactly_once(sink: TwoPhaseSink, *, replaces: str | None = None, query_name: str | None = None) -> ExactlyOnce:
-    """Return a function for ``foreachBatch`` that shows each micro-batch once in a sink.
+    """Return a function for ``foreachBatch`` that makes each micro-batch visible in a sink exactly once.
 
     ::
 
@@ -53,30 +53,29 @@ def exactly_once(sink: TwoPhaseSink, *, replaces: str | None = None, query_name:
     Parameters
     ----------
     sink : TwoPhaseSink
-        One of `holdfast.sinks`, or your own.
+        A sink from `holdfast.sinks`, or a custom sink.
     replaces : str, optional
-        The id (``StreamingQuery.id``) of a query that has ended for good, and whose results in the target this one
-        continues. May stay after the first start.
+        The id (``StreamingQuery.id``) of a permanently ended query whose results in the target this query continues.
+        May stay set after the first start.
     query_name : str, optional
-        Only over Spark Connect, which does not tell the function its query: a name that no other query with this sink
-        has, and that stays the same across restarts; a new checkpoint location needs a new name. Letters, digits and
-        ``-``, at most 59.
+        Only for Spark Connect, which does not pass the query's id to the function: a name that is unique among the
+        sink's queries and stable across restarts. A new checkpoint location needs a new name. At most 59 letters,
+        digits and ``-``.
 
     Returns
     -------
     callable
-        Takes a DataFrame and the number of the micro-batch. An error of the sink ends the query; its next start
-        continues.
+        Takes a DataFrame and the micro-batch id. A sink error stops the query; the next start resumes it.
 
     Raises
     ------
     InvalidArgumentError
-        Not a sink, or an invalid name.
+        `sink` is not a sink, or a name is invalid.
 
     Notes
     -----
     A micro-batch becomes visible if and only if its decision is stored in ``spark.holdfast.state.dir``, which must be
-    set. It has the rows of the decided attempt, whatever a repeated one computes. Queries may share one function.
+    set. Its rows are those of the decided attempt, even if a repeat computes others. Queries may share a function.
     """
     if not isinstance(sink, TwoPhaseSink):
         raise InvalidArgumentError("pass one of holdfast.sinks, or a TwoPhaseSink", given=type(sink).__name__)
@@ -87,7 +86,7 @@ def exactly_once(sink: TwoPhaseSink, *, replaces: str | None = None, query_name:
 
 
 class ExactlyOnce:
-    """A function for ``foreachBatch``: see `exactly_once`."""
+    """The function that `exactly_once` returns."""
 
     def __init__(self, sink: TwoPhaseSink, replaces: str | None, query_name: str | None) -> None:
         self._sink, self._replaces, self._query_name = sink, replaces, query_name
@@ -96,8 +95,8 @@ class ExactlyOnce:
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         query_id, run_id = self._query_id(frame.sparkSession), _run_id(frame.sparkSession)
         schema = arrow_schema(frame.schema, f"the rows for sink {self._sink.name!r}", keep_not_null=False)
-        # Only the next micro-batch of the same run has nothing half-done behind it; anything else is a new start.
-        # Another run of Spark's may have other settings, and another query may have replaced this one.
+        # Only the next micro-batch of the same run is sure to follow completed work; all others count as a new start.
+        # A new Spark run may have different settings, and another query may have replaced this one.
         run = self._runs.get(query_id)
         if run_id is not None and _decided.get((self._sink.name, query_id)) == (run_id, batch_id):
             raise InvalidArgumentError(
@@ -120,7 +119,7 @@ class ExactlyOnce:
             _decided[self._sink.name, query_id] = run_id, batch_id
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the runs, which hold storages."""
+        """Return the state without the runs, which hold open storages."""
         return self.__dict__ | {"_runs": {}}
 
     def _query_id(self, session: SparkSession) -> str:
@@ -137,7 +136,7 @@ class ExactlyOnce:
 
 
 class _Run:
-    """The micro-batches of one start of a query."""
+    """Processes the micro-batches after one start of a query."""
 
     def __init__(
         self, sink: TwoPhaseSink, query_id: str, replaces: str | None, session: SparkSession, run_id: str | None
@@ -151,7 +150,7 @@ class _Run:
         self._sink, self._option_names = sink, frozenset({*options, *sink.credentials})
         self._query = SinkQuery(sink.name, query_id, replaces, options)
         self._has_twins = configuration.get("spark.speculation", "false").lower() == "true"
-        # Over Connect another process may follow this one while it is still there.
+        # Over Connect, a successor process may start while this one is still alive.
         process = ProcessId.of(os.getpid()) if is_classic(session) else None
         spark_query_id = _spark_query_id(session)
         location = running_location(session, spark_query_id) if spark_query_id else None
@@ -161,14 +160,14 @@ class _Run:
         self._running = RunningQuery(session, spark_query_id) if spark_query_id else None
         self.next_batch_id: int | None = None
         self._schema: pa.Schema | None = None
-        # A start commits the newest decision again; what the ones before it name is spare.
+        # A start commits only the newest decision again, so the handles of older decisions are spare.
         self._decided: tuple[Handle, ...] = ()
         self._spares: tuple[Handle, ...] = ()
 
     def write(self, frame: DataFrame, schema: pa.Schema, batch_id: int) -> None:
         plan = self._running.plan(batch_id) if self._running else ""
         if schema != self._schema:
-            # The first micro-batch, or one with other columns, as of a pivot: the target must be asked.
+            # The first micro-batch, or new columns (as from a pivot): check the target.
             self.coordinator.start(batch_id, schema, plan)
             self._schema, self._decided, self._spares = schema, (), ()
         if self.coordinator.is_decided(batch_id):
@@ -191,20 +190,20 @@ class _Run:
 
 
 def _spark_query_id(session: SparkSession) -> str | None:
-    """Return Spark's id of the query that calls the function; None over Connect, which does not tell it."""
+    """Return Spark's id of the calling query; None over Connect, which does not provide it."""
     return session.sparkContext.getLocalProperty(QUERY_PROPERTY) if is_classic(session) else None
 
 
 def _run_id(session: SparkSession) -> str | None:
-    """Return Spark's id of the query's run from the job group; None if the user renamed the group."""
+    """Return Spark's run id from the job group; None if the user changed the group."""
     if not is_classic(session):
-        return "the only one"  # of this process
+        return "the only one"  # a process over Connect has one run
     group: str | None = session.sparkContext.getLocalProperty("spark.jobGroup.id")
     return group if group is not None and _UUID.fullmatch(group) else None
 
 
 def session_configuration(session: SparkSession, sink: TwoPhaseSink) -> dict[str, str]:
-    """Return a session's settings, with the credentials that Spark Connect omits from its list."""
+    """Return the session's settings, including the credentials that Spark Connect does not list."""
     configuration = dict(session.conf.getAll)
     hidden = [STORAGE_PREFIX + name for name in CREDENTIALS]
     hidden += [f"{SINK_PREFIX}{sink.name}.{name}" for name in sink.credentials]
@@ -223,7 +222,7 @@ def sink_options(configuration: Mapping[str, str], sink: str) -> dict[str, str]:
 
 
 def warn_of_other_sinks(configuration: Mapping[str, str], sink: str) -> None:
-    """Warn of settings for a sink with a similar name, or none for this one: sessions may share settings."""
+    """Warn of settings for undefined sinks: only for similar names if `sink` itself has settings."""
     _defined.add(sink)
     names = {key.removeprefix(SINK_PREFIX).partition(".")[0] for key in configuration if key.startswith(SINK_PREFIX)}
     others = sorted(names - _defined)
@@ -239,7 +238,7 @@ def warn_of_other_sinks(configuration: Mapping[str, str], sink: str) -> None:
 
 
 def decisions_storage(settings: Settings, configuration: Mapping[str, str]) -> ObjectStorage:
-    """Open the state directory, where decisions are kept. Raises `InvalidArgumentError` if none is set."""
+    """Open the state directory, which stores decisions. Raises `InvalidArgumentError` if none is set."""
     if settings.state_dir is None:
         raise InvalidArgumentError(
             f"a sink needs a place for its decisions: set {PREFIX}state.dir to a directory that outlives the query"

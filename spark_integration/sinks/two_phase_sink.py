@@ -1,28 +1,28 @@
-"""The seam of a sink whose results become visible once, and only after a durable decision.
+"""The interface of a sink whose results become visible exactly once, and only after a durable decision.
 
 ::
 
     worker, per task          driver, per micro-batch                       target
 
     begin ─▶ write … ─▶ prepare ──handle──▶ confirm                         prepared: invisible, survives a crash
-                                            decided-<batch> is stored       ◀── from here on it will be visible
+                                            the decision is stored          ◀── bound to become visible
                                             commit(handles)                 visible
-    a repeated micro-batch that was decided: commit(the stored handles)     as it was
-    what was prepared and never decided:     abort(handles)                 nothing
+    a decided micro-batch, repeated:     commit(the stored handles)         unchanged
+    prepared work that was not decided:  abort(handles)                     nothing
 
-A sink's author writes a `TwoPhaseSink` and a `SinkTransaction`; decisions, repeats and leftovers are the coordinator's
-(`holdfast.spark_integration.sinks.coordinator`). `holdfast.testing.SinkContract` tests an implementation. What it must
-keep, by name:
+A sink's author implements `TwoPhaseSink` and `SinkTransaction`; the coordinator
+(`holdfast.spark_integration.sinks.coordinator`) handles decisions, repeats and leftovers.
+`holdfast.testing.SinkContract` tests an implementation. Its guarantees, by name:
 
-invisible   no reader of the target sees what a transaction wrote before `TwoPhaseSink.commit`
+invisible   before `TwoPhaseSink.commit`, no reader of the target sees a transaction's writes
 prepared    when `prepare` returns, the transaction survives the death of its worker, of the driver and of the target's
             server; only `commit` or `abort` ends it
-idempotent  `commit` of what is committed, and `abort` of what is gone, succeed and change nothing
-final       `commit` after `abort`, or of a handle that the target has lost, raises
-apart       two attempts at the same partition of the same micro-batch do not see, block or end each other for good
-found       `leftovers` names everything that dead attempts of a query prepared, even if the handle never reached the
+idempotent  committing a committed handle, or aborting a missing one, succeeds and changes nothing
+final       `commit` raises for an aborted handle, and for a handle that the target has lost
+apart       two attempts at one partition of a micro-batch never see, permanently block or permanently end each other
+found       `leftovers` lists all work that a query's dead attempts prepared, even if a handle never reached the
             driver
-silent      no handle, error, repr or pickle holds a credential
+silent      no handle, error, repr or pickle contains a credential
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ from holdfast.errors import ConflictError, InvalidArgumentError
 _log = logging.getLogger(__name__)
 
 JSON: TypeAlias = "str | int | float | bool | Sequence[JSON] | Mapping[str, JSON] | None"
-#: By what `SinkTransaction.prepare` returns, any process finds the prepared transaction again: plain JSON.
+#: Returned by `SinkTransaction.prepare`: plain JSON that lets any process find the prepared transaction.
 Handle: TypeAlias = Mapping[str, JSON]
 
 
 @dataclass(frozen=True)
 class SinkQuery:
-    """Which query writes to a sink.
+    """The query that writes to a sink.
 
     Attributes
     ----------
     sink : str
         The sink's name.
     query_id : str
-        Spark's id of the query: the same after every restart of it.
+        Spark's id of the query, stable across restarts.
     replaces : str or None
-        The id of an ended query whose results in the target this one continues, with the user's consent.
+        The id of an ended query whose results in the target this query continues, with the user's consent.
     options : mapping of str to str
-        What is set below ``spark.holdfast.sink.<name>.``: credentials are here, and nowhere else.
+        The settings below ``spark.holdfast.sink.<name>.``: the only place for credentials.
     was_shown : int or None
-        For `TwoPhaseSink.open` alone: the newest micro-batch of this query that was visible before its last decision,
-        -1 if there was none; None if it has decided nothing. Unless it is None, a target that does not know the query
-        is a different one, or was emptied.
+        Only for `TwoPhaseSink.open`: the query's newest micro-batch that was visible before its last decision, -1 if
+        none was, None if the query has decided nothing. If it is set, a target without a mark of the query is the
+        wrong target, or was emptied.
     """
 
     sink: str
@@ -80,9 +80,9 @@ class SinkAttempt:
     query : SinkQuery
     batch_id : int
     partition : int
-        From 0; each partition with rows is one transaction.
+        Counted from 0; each partition with rows is one transaction.
     attempt_id : str
-        Unique among all attempts, of all runs: 32 hexadecimal digits.
+        32 hexadecimal digits, unique across the attempts of all runs.
     """
 
     query: SinkQuery
@@ -92,16 +92,16 @@ class SinkAttempt:
 
 
 class SinkTransaction(ABC):
-    """What one attempt writes, in one thread of one worker; never pickled."""
+    """The writes of one attempt; used by one thread of one worker, and never pickled."""
 
     @abstractmethod
     def write(self, rows: pa.RecordBatch) -> None:
-        """Write rows, in the schema that `TwoPhaseSink.begin` was given; called once or more.
+        """Write rows in the schema passed to `TwoPhaseSink.begin`; called at least once.
 
         Raises
         ------
         HoldfastError
-            The target refuses them. The attempt is aborted, and Spark may repeat the task.
+            The target refuses the rows. The attempt is aborted, and Spark may retry the task.
         """
 
     @abstractmethod
@@ -111,35 +111,35 @@ class SinkTransaction(ABC):
         Returns
         -------
         Handle
-            Plain JSON without credentials, by which any process finds the transaction; a few KB at most, because a
-            decision holds those of all partitions.
+            Plain JSON without credentials that lets any process find the transaction; a few KB at most, because a
+            decision contains the handles of all partitions.
         """
 
     @abstractmethod
     def abort(self) -> None:
-        """Drop the writes, after an error; a lost target is not an error here."""
+        """Discard the writes after an error; an unreachable target is not an error."""
 
 
 class TwoPhaseSink(ABC):
-    """A target of results: see the module for the contract.
+    """A target for results; the module describes the contract.
 
-    An instance is configuration only: it is pickled with the query's plan, so it holds no credentials and no
-    connections. The driver's calls come one after the other, from one query at a time::
+    An instance holds only configuration, no credentials or connections: it is pickled with the query's plan. The
+    driver calls it for one query at a time, and never concurrently::
 
         newest = sink.open(query, schema)  # the driver, at each start
         transaction = sink.begin(SinkAttempt(query, 17, 0, attempt_id), schema)  # a worker
         transaction.write(rows)
         handle = transaction.prepare()
-        sink.confirm(query, 17, [handle])  # the driver; then it stores the decision
+        sink.confirm(query, 17, [handle])  # the driver, which stores the decision afterwards
         sink.commit(query, 17, [handle])
 
     Attributes
     ----------
     name : str
-        Identifies the sink's decisions in the state directory, and its marks in the target: letters, digits, ``_``
-        and ``-``. One query writes under one name.
+        Identifies the sink's decisions in the state directory and its marks in the target: letters, digits, ``_``
+        and ``-``. Only one query may write under a name.
     credentials : sequence of str
-        Names of options that hold credentials, by which Spark Connect must be asked for them.
+        Names of the options that hold credentials: Spark Connect returns them only when queried by name.
     """
 
     name: str
@@ -147,91 +147,91 @@ class TwoPhaseSink(ABC):
 
     @abstractmethod
     def open(self, query: SinkQuery, schema: pa.Schema) -> int | None:
-        """Check the target before a run writes anything; may create what is missing.
+        """Check the target before a run writes to it; may create a missing target.
 
         Parameters
         ----------
         query : SinkQuery
         schema : pyarrow.Schema
-            Of the rows that will come.
+            The schema of the rows to be written.
 
         Returns
         -------
         int or None
-            The newest micro-batch of this query that the target shows; -1 if it shows none, as for a query that has
-            just replaced another. None if the target keeps no such mark.
+            The query's newest micro-batch that is visible in the target; -1 if none is, as for a query that has
+            just replaced an ended query. None if the target does not record it.
 
         Raises
         ------
         ConflictError
-            Another query, which this one does not replace, has written under this name.
+            A query that this one does not replace has written under this name.
         StateLostError
-            The query has decided micro-batches (`SinkQuery.was_shown`), and the target knows nothing of it.
+            The query has decided micro-batches (`SinkQuery.was_shown`), but the target has no mark of the query.
         SchemaMismatchError
-            A column is missing or has another type.
+            A column is missing or has a different type.
         InvalidArgumentError
-            The target does not exist or cannot be written; the message says what to do.
+            The target does not exist or is not writable; the message says what to do.
         UnavailableError
             The target did not answer.
         """
 
     @abstractmethod
     def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
-        """Begin a transaction, in a worker that has a partition's first rows."""
+        """Begin a transaction; called by a worker on receiving a partition's first rows."""
 
     def confirm(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:  # noqa: B027  optional
-        """Check, just before the decision, that everything is still prepared.
+        """Check, just before the decision, that all handles are still prepared.
 
         Raises
         ------
         UnavailableError
-            Something is gone: the micro-batch fails, and its repeat writes it again.
+            Prepared work is gone: the micro-batch fails, and its repeat writes the rows again.
         """
 
     @abstractmethod
     def commit(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
-        """Make a decided micro-batch visible: all its partitions, one after the other or at once.
+        """Make all partitions of a decided micro-batch visible, one by one or atomically.
 
-        Called again with the same handles after a crash, by any process, without `open`. There is at least one handle.
+        After a crash, any process may call it again with the same handles, without `open`. `handles` is never empty.
 
         Raises
         ------
         UnavailableError
-            The target did not answer: the decision stands, and the next start commits.
+            The target did not answer. The decision stands, and the next start commits it.
         StateLostError
-            The target has lost what was prepared.
+            The target has lost the prepared work.
         """
 
     @abstractmethod
     def abort(self, query: SinkQuery, handles: Sequence[Handle]) -> None:
-        """Abort what was prepared but not decided; a missing handle is not an error."""
+        """Abort prepared but undecided work; a missing handle is not an error."""
 
     @abstractmethod
     def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
-        """Return the handles of all prepared work of the query that has not ended, decided work perhaps included.
+        """Return the handles of the query's prepared work that was not ended; decided work may be included.
 
-        Called when a run begins, and after repeated tasks: no task that counts is at work.
+        Called when a run begins and after repeated tasks, while no task whose result counts is running.
         """
 
 
 class ReusingSink(TwoPhaseSink):
-    """A sink whose target keeps names for long, as Kafka keeps transactional ids, so that attempts reuse them."""
+    """A sink whose attempts reuse names, because its target retains them for long, as Kafka does transactional ids."""
 
     @abstractmethod
     def begin_reusing(self, attempt: SinkAttempt, schema: pa.Schema, spare: Handle) -> SinkTransaction:
-        """Begin a transaction as `begin` does, if possible under the name of a committed one.
+        """Begin a transaction as `begin` does, if possible under the name of a committed transaction.
 
         Parameters
         ----------
         attempt : SinkAttempt
         schema : pyarrow.Schema
         spare : Handle
-            Of a transaction that will not be committed again; no other attempt is given it.
+            The handle of a transaction that will not be committed again; no other attempt receives it.
         """
 
 
 def begin(sink: TwoPhaseSink, attempt: SinkAttempt, schema: pa.Schema, spare: Handle | None = None) -> SinkTransaction:
-    """Begin a transaction; a sink that reuses names takes the spare one."""
+    """Begin a transaction; a `ReusingSink` reuses the spare handle."""
     if spare is not None and isinstance(sink, ReusingSink):
         return sink.begin_reusing(attempt, schema, spare)
     return sink.begin(attempt, schema)
@@ -250,14 +250,14 @@ def another_query(query: SinkQuery, other: str | None, **facts: object) -> Confl
 
 
 def column_names(what: str, given: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns that a user has named. Raises `InvalidArgumentError` for a string."""
+    """Return the column names as a tuple. Raises `InvalidArgumentError` for a string."""
     if isinstance(given, str):
         raise InvalidArgumentError(f"{what} must be a list of column names", given=given)
     return tuple(given)
 
 
 def warn_of_another_driver(query: SinkQuery, batch_id: int) -> None:
-    """Warn that another driver, with its own log, has shown a micro-batch: the state directory was copied."""
+    """Warn that a driver with a different state directory has already committed a micro-batch."""
     _log.warning(
         "sink %s shows micro-batch %d already: another driver of query %s, with another state directory, was faster, "
         "and what this one prepared is dropped. Stop one of them: a copy of a query needs its own sink",

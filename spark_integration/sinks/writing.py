@@ -1,9 +1,9 @@
-"""Writes a micro-batch into a sink's transactions, one a task, and prepares them.
+"""Write a micro-batch in one sink transaction per task, and prepare the transactions.
 
     driver    df.mapInArrow(WriteTask).collect()            workers   begin ─▶ write … ─▶ prepare
-              Prepared ◀── one row for each partition ─────────────── (handle, rows, was the task repeated)
+              Prepared ◀── one row for each partition ─────────────── (handle, number of rows, whether repeated)
 
-Credentials are not in the task: a worker reads the sink's options from its task's properties.
+The pickled task contains no credentials: a worker reads the sink's options from its task's properties.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ _RETURNED_ARROW = pa.schema(
     [("partition", pa.int32()), ("stage", pa.int32()), ("repeated", pa.bool_()), ("rows", pa.int64()),
      ("handle", pa.string())]
 )  # fmt: skip
-# How far the tracker of stages may lag behind.
+# How long to wait for Spark's status tracker to catch up.
 _TRACKER_MS = 2000
 
 
 @dataclass(frozen=True)
 class WriteTask(ImmediateAcks):
-    """Writes and prepares a task's rows; a function for ``mapInArrow``."""
+    """A function for ``mapInArrow`` that writes and prepares a task's rows."""
 
     sink: TwoPhaseSink
     query: SinkQuery  #: Without options
     option_names: frozenset[str]
     batch_id: int
     schema: pa.Schema
-    spares: Sequence[Handle] = ()  #: For the first attempts at the first partitions: see `ReusingSink`
+    spares: Sequence[Handle] = ()  #: Handle i is for the first attempt at partition i: see `ReusingSink`
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield a row of `_RETURNED` if the task had rows or a spare handle, or was repeated."""
+        """Yield one row of `_RETURNED` if the task had rows or a spare handle, or was repeated."""
         context = TaskContext.get()
         assert context is not None
         partition, stage, repeated = context.partitionId(), context.stageId(), context.attemptNumber() > 0
@@ -82,7 +82,7 @@ def write_attempt(
     *,
     spare: Handle | None = None,
 ) -> tuple[int, str]:
-    """Write and prepare the running task's rows in a new attempt; session options override the query's."""
+    """Write and prepare the running task's rows in a new attempt; session options override `query.options`."""
     context = TaskContext.get()
     assert context is not None
     query = replace(query, options={**query.options, **session_values(f"{SINK_PREFIX}{query.sink}.", option_names)})
@@ -97,7 +97,7 @@ def write_rows(
     batches: Iterable[pa.RecordBatch],
     spare: Handle | None = None,
 ) -> tuple[int, str]:
-    """Write rows in one transaction and prepare it; return their number, and the handle as JSON, empty without rows."""
+    """Write and prepare rows in one transaction; return their number and the JSON handle, empty if there are none."""
     given = (batch for batch in batches if batch.num_rows)
     first = next(given, None)
     if first is None:
@@ -111,7 +111,7 @@ def write_rows(
     except BaseException as exc:
         try:
             transaction.abort()
-        except Exception as other:  # noqa: BLE001  a failing sink must not hide why the task failed
+        except Exception as other:  # noqa: BLE001  a failing sink must not mask the task's error
             exc.add_note(f"and its abort failed: {type(other).__name__}")
         raise
 
@@ -125,28 +125,28 @@ def _prepared(transaction: SinkTransaction) -> str:
 
 
 def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return Spark's batch in the schema that the sink was given, with its names and time zones."""
+    """Return Spark's batch with the names, types and time zones of the sink's schema."""
     return batch if batch.schema.equals(schema) else batch.rename_columns(schema.names).cast(schema)
 
 
 def numbered(frame: DataFrame) -> DataFrame:
-    """Return a DataFrame with numbered columns: PySpark parses dots and backticks in names."""
+    """Rename the columns to c0, c1, …: PySpark parses dots and backticks in names."""
     return frame.toDF(*[f"c{i}" for i in range(len(frame.columns))])
 
 
 def write_frame(frame: DataFrame, task: WriteTask, *, has_twins: bool) -> Prepared:
-    """Run a micro-batch's tasks and return their results; `has_twins`: whether Spark speculates."""
+    """Run a micro-batch's tasks and return their results; `has_twins`: whether Spark runs tasks speculatively."""
     session = frame.sparkSession
     require_worker_python(session)
     frame = numbered(frame)
     if not is_classic(session):
-        # Connect does not tell that a stage was begun again, so that a spare handle might be given out twice.
+        # Connect does not report that a stage was restarted, so a spare handle might be used twice.
         task = replace(task, spares=())
     rows = frame.mapInArrow(task, _RETURNED).collect()
-    stages = {row.stage for row in rows}  # which may have begun again, as after a loss of shuffle files
+    stages = {row.stage for row in rows}  # restarted, perhaps, as after a loss of shuffle files
     began_twice = is_classic(session) and not all(_ended_at_once(session, stage) for stage in stages)
     if began_twice and task.spares:
-        # A spare may be in use twice: one attempt could end what the other prepared. Write everything again.
+        # Two attempts may share a spare handle, and one could end the other's transaction. Write all rows again.
         rows = frame.mapInArrow(replace(task, spares=()), _RETURNED).collect()
         return prepared_of(rows, repeated=True)
     found = prepared_of(rows, repeated=has_twins or began_twice or any(row.repeated for row in rows))
@@ -155,7 +155,7 @@ def write_frame(frame: DataFrame, task: WriteTask, *, has_twins: bool) -> Prepar
 
 
 def drop_frame(frame: DataFrame) -> int:
-    """Compute a micro-batch for its operators' state alone; return the number of its rows."""
+    """Compute a micro-batch only to update its operators' state; return its number of rows."""
     counted = numbered(frame).mapInArrow(_counted, "rows long").collect()
     return sum(row.rows for row in counted)
 
@@ -165,9 +165,9 @@ def _counted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _ended_at_once(session: SparkSession, stage: int) -> bool:
-    """Tell whether all tasks of a stage are known to have succeeded the first time it was begun.
+    """Return whether all tasks of a stage are known to have succeeded in its first attempt.
 
-    Spark's tracker is late and drops events; but after a second run, the first never completes.
+    Spark's tracker lags and drops events, but never reports a first attempt complete after a second has begun.
     """
     tracker, end_ms = session.sparkContext.statusTracker(), clock.monotonic_ms() + _TRACKER_MS
     while True:
@@ -182,6 +182,6 @@ def _ended_at_once(session: SparkSession, stage: int) -> bool:
 
 
 def prepared_of(outputs: Iterable[Any], *, repeated: bool) -> Prepared:
-    """Return the tasks' results, rows of `_RETURNED` or alike, by partition; `repeated` is `Prepared`'s."""
+    """Collect the tasks' results (rows of `_RETURNED` or similar objects) by partition; `repeated`: see `Prepared`."""
     found = sorted((one for one in outputs if one.handle), key=lambda one: one.partition)
     return Prepared(tuple(json.loads(one.handle) for one in found), sum(one.rows for one in found), repeated)
