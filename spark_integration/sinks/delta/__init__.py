@@ -1,1 +1,1 @@
-"""Results in a Delta table: one Delta commit a micro-batch."""
+"""Delta table sink: one Delta commit per micro-batch."""

@@ -1,7 +1,7 @@
-"""The driver's side of a Delta sink: what the table shows, and one transaction for each micro-batch.
+"""Driver side of the Delta sink: reads the table's state and commits one transaction per micro-batch.
 
-Misfits are found before anything is decided: `check_features` knows what this writer lacks, and `rehearse` tries a
-commit on an empty local copy of the table, so errors come in the library's own words.
+Incompatible tables are detected before any decision: `check_features` rejects features that this writer lacks, and
+`rehearse` tries a commit on an empty local copy of the table, which raises the library's own errors.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from holdfast.spark_integration.sinks.files.location import columns_of, compare
 from holdfast.spark_integration.sinks.files.sink import Attempts, DataFile, FileTarget, PreparedAttempt
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
 
-#: The use of these is found by settings and columns.
+#: Features that may be listed but unused: settings and columns show whether they are used.
 _KNOWN = {
     *("appendOnly", "changeDataFeed", "checkConstraints", "columnMapping", "generatedColumns", "identityColumns"),
     *("invariants", "timestampNtz"),
@@ -63,7 +63,7 @@ _FIELDS = {
 
 
 def check_features(table: DeltaTable, *, upsert: bool) -> None:
-    """Raise InvalidArgumentError if the table requires a feature that this writer lacks."""
+    """Raise `InvalidArgumentError` if the table uses a feature that this writer lacks."""
     protocol = table.protocol()
     allowed = _KNOWN if upsert else _KNOWN | {"deletionVectors"}
     unknown = sorted(set(protocol.writer_features or ()) - allowed)
@@ -90,7 +90,7 @@ def _refuse(table: DeltaTable, what: str) -> None:
 
 
 def check_schema(table: DeltaTable, columns: Mapping[str, str], partition_by: Iterable[str]) -> None:
-    """Raise `SchemaMismatchError` unless rows fit the table, `InvalidArgumentError` for other partition columns."""
+    """Raise `SchemaMismatchError` for unfit columns, `InvalidArgumentError` for different partition columns."""
     found = table.metadata().partition_columns
     needed = columns.keys() | _columns_without_nulls(table) | set(found)
     there = {name: kind for name, kind in columns_of(_arrow_schema(table)).items() if name in needed}
@@ -124,7 +124,7 @@ def _columns_without_nulls(table: DeltaTable) -> set[str]:
 
 
 def delta_schema(schema: pa.Schema) -> Schema:
-    """Return the schema of a new table for rows, nullable at every depth."""
+    """Return the schema of a new table, nullable at every depth."""
     return Schema.from_arrow(pa.schema([pa.field(field.name, _nullable(field.type)) for field in schema]))
 
 
@@ -149,7 +149,7 @@ def _forbids_nulls_inside(t: object) -> bool:
 
 
 def rehearse(table: DeltaTable, commit: Callable[[DeltaTable], None]) -> None:
-    """Call `commit` with an empty temporary table of the same protocol, settings and columns."""
+    """Call `commit` with an empty temporary table that has the same protocol, settings and columns."""
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
         log = Path(folder, "_delta_log")
         log.mkdir()
@@ -180,13 +180,13 @@ def _beginning(table: DeltaTable) -> list[dict[str, object]]:
 
 
 _NO_FOLDER = re.compile("[\x00-\x1f\x7f:]")
-#: Each time the table is read anew; other writers of a busy table win some.
+#: Attempts to commit, each on the latest version: other writers of a busy table may commit first.
 _TRIES = 10
 _Commit: TypeAlias = Callable[[DeltaTable, CommitProperties], None]
 
 
 class TableCommits(FileTarget):
-    """The table of one sink, for one query."""
+    """A sink's Delta table, for one query."""
 
     def __init__(
         self, url: str, query: SinkQuery, keys: Sequence[str], partition_by: Sequence[str], attempts: Attempts
@@ -196,7 +196,7 @@ class TableCommits(FileTarget):
         self._kept = kept_table(url, query.sink, query.options)
 
     def open(self, schema: pa.Schema, *, create: bool) -> None:
-        """Check that the table takes such rows; create it if it is missing and `create` is set."""
+        """Check that rows of this schema fit the table; create a missing table if `create` is set."""
         self._check_keys(schema)
         try:
             table = self._kept.open()
@@ -205,7 +205,7 @@ class TableCommits(FileTarget):
         self._require_fitting(table, columns_of(schema))
 
     def newest(self) -> int:
-        """Return the query's newest micro-batch in the table; -1 if it has none."""
+        """Return the query's newest micro-batch in the table; -1 if there is none."""
         return self._newest(self._kept.current())
 
     def check(self, files: Sequence[DataFile]) -> None:
@@ -234,7 +234,7 @@ class TableCommits(FileTarget):
         return True
 
     def show(self, batch_id: int, prepared: Sequence[PreparedAttempt], files: Sequence[DataFile]) -> None:
-        """Commit files as they are, or merge their rows by key: again if another writer was faster."""
+        """Append the files, or merge their rows by key; retry if another writer commits first."""
         commit = self._merging(_newest_rows(self._attempts.rows(files), self._keys)) if self._keys else None
         commit = commit or self._appending([_add_action(file) for file in files])
         attempts = _digest(prepared)
@@ -281,7 +281,7 @@ class TableCommits(FileTarget):
 
     def _merging(self, rows: pa.Table) -> _Commit:
         matches = " AND ".join(_is_same(name, has_nulls=rows[name].null_count > 0) for name in self._keys)
-        # Else `deltalake` passes over files whose bounds have none of the keys: its own are wrong for such decimals.
+        # Otherwise `deltalake` skips files whose bounds exclude all keys: its own bounds are wrong for long decimals.
         reads_all = any(map(is_long_decimal, rows.select(list(self._keys)).schema.types))
 
         def commit(table: DeltaTable, properties: CommitProperties) -> None:
@@ -302,7 +302,7 @@ class TableCommits(FileTarget):
             )
 
     def _require_fitting(self, table: DeltaTable, columns: Mapping[str, str]) -> None:
-        """Check the table and rehearse a commit, unless that was done in its present state."""
+        """Check the table and rehearse a commit, unless its requirements are unchanged since the last check."""
         protocol, metadata = table.protocol(), table.metadata()
         demands = metadata.id, table.schema().to_json(), metadata.partition_columns, metadata.configuration
         features = protocol.min_writer_version, sorted(protocol.writer_features or ())
@@ -326,7 +326,7 @@ class TableCommits(FileTarget):
         return -1 if version is None else version
 
     def _attempts_of_old(self, table: DeltaTable, batch_id: int) -> int | None:
-        """Return the digest of an older micro-batch's attempts, if the log goes back so far."""
+        """Return the digest of an older micro-batch's attempts; None if the log no longer contains it."""
         wanted = (self._query.sink, self._query.query_id, batch_id)
         with self._kept.translated("read"):
             for said in (commit.get("holdfast") for commit in table.history()):
@@ -342,7 +342,7 @@ class TableCommits(FileTarget):
                 options, apart = self._kept.storage_options, list(self._partition_by)
                 DeltaTable.create(self._url, delta_schema(schema), partition_by=apart, storage_options=options)
         except (ConflictError, UnavailableError, InvalidArgumentError):
-            # Another may have made it at the same time, or the reply was lost.
+            # Another writer may have created the table concurrently, or the reply was lost.
             with suppress(NotFoundError):
                 return self._kept.open()
             raise
@@ -350,10 +350,10 @@ class TableCommits(FileTarget):
 
     def _check_keys(self, schema: pa.Schema) -> None:
         for name in schema.names if self._keys else ():
-            # A misfit for `deltalake`'s merge would surface after the decision, which is final.
+            # `deltalake`'s merge would reject the name only after the decision, which is final.
             if "`" in name or name.lower().startswith("__delta_rs_"):
                 raise SchemaMismatchError("an upsert cannot have a column with this name: rename it", column=name)
-            # It names folders after partitions, and takes text before a colon for a protocol.
+            # `deltalake` names folders after partitions, and parses text before a colon as a protocol.
             if name in self._partition_by and _NO_FOLDER.search(name):
                 raise SchemaMismatchError("an upsert cannot have a partition of this name: rename it", column=name)
         for name in self._keys:
@@ -372,13 +372,13 @@ def _add_action(file: DataFile) -> AddAction:
 
 
 def _digest(prepared: Sequence[PreparedAttempt]) -> int:
-    """Return 63 bits of a digest of a micro-batch's attempts."""
+    """Return a 63-bit digest of a micro-batch's attempts."""
     named = "\n".join(sorted(f"{each.attempt} {each.digest}" for each in prepared))
     return int(xxhash.xxh3_64_intdigest(named.encode())) >> 1
 
 
 def _newest_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
-    # By names of our own: a column may have any.
+    # Use generated names, which cannot clash with a column's.
     named = [f"key {number}" for number in range(len(keys))]
     numbered = rows.select(list(keys)).rename_columns(named).append_column("row", pa.array(np.arange(rows.num_rows)))
     last: Any = numbered.group_by(named, use_threads=False).aggregate([("row", "max")])["row_max"]
@@ -387,5 +387,5 @@ def _newest_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
 
 def _is_same(name: str, *, has_nulls: bool) -> str:
     quoted = '"' + name.replace('"', '""') + '"'
-    # In parentheses: the parser of `deltalake` gives all that follows to IS NOT DISTINCT FROM.
+    # Parenthesised: `deltalake`'s parser takes all following text as the operand of IS NOT DISTINCT FROM.
     return f"(t.{quoted} IS NOT DISTINCT FROM s.{quoted})" if has_nulls else f"(t.{quoted} = s.{quoted})"

@@ -1,10 +1,10 @@
-"""A DataFrame as a new Delta table: tasks write its files, the driver makes the table of them in one transaction.
+"""Export a DataFrame as a new Delta table: tasks write files, the driver adds them in a single transaction.
 
-    <url>/part-<export>-<partition>-<attempt>-<number>.parquet      tasks; nothing reads them yet
-    <url>/_delta_log/00000000000000000000.json                      driver, last: columns and files at once
+    <url>/part-<export>-<partition>-<attempt>-<number>.parquet      by tasks; not yet part of a table
+    <url>/_delta_log/00000000000000000000.json                      by the driver, last: the schema and all files
 
-Only files that a task reported count: those of a repeated attempt are deleted at the end. An export that fails, or is
-interrupted, deletes all that it has written.
+Only files that a task reported enter the table; leftovers of repeated attempts are deleted at the end. A failed or
+interrupted export deletes all its files.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FIRST_COMMIT = "_delta_log/00000000000000000000.json"
 
 
 def export_table(frame: DataFrame, url: str) -> None:
-    """Write a DataFrame as a new Delta table. Raises `ConflictError` if the URL is taken, `SchemaMismatchError`."""
+    """Write a DataFrame as a new Delta table. Raises `ConflictError` if the URL is in use, `SchemaMismatchError`."""
     schema = arrow_schema(frame.schema, "the table")
     check_columns(schema)
     configuration = dict(frame.sparkSession.conf.getAll)
@@ -56,7 +56,7 @@ def export_table(frame: DataFrame, url: str) -> None:
             _make(table, schema, files, export_id)
         except BaseException as exc:
             is_made = False
-            with suppress(NotFoundError):  # where the reply to its commit was lost
+            with suppress(NotFoundError):  # found if only the commit's reply was lost
                 is_made = export_id.encode() in bytes(storage.get(_FIRST_COMMIT, _COMMIT_BYTES_MAX))
             if not is_made:
                 _delete_files(storage, export_id)
@@ -67,7 +67,7 @@ def export_table(frame: DataFrame, url: str) -> None:
 
 
 def require_new_table(url: str, options: Mapping[str, str], schema: pa.Schema) -> None:
-    """Raise `export_table`'s errors about a URL or columns before Spark starts."""
+    """Raise the errors of `export_table` about the URL and columns, without a Spark session."""
     check_columns(schema)
     with _new_table(url, options):
         pass
@@ -76,7 +76,7 @@ def require_new_table(url: str, options: Mapping[str, str], schema: pa.Schema) -
 @contextmanager
 def _new_table(url: str, options: Mapping[str, str]) -> Iterator[tuple[KeptTable, ObjectStorage]]:
     with open_storage(url, options) as storage:
-        # A local one by its path, as deltalake wants it.
+        # deltalake needs a plain path for a local URL.
         table = KeptTable(storage.url.removeprefix("file://")).with_options(options)
         held = next((info.key for info in storage.list("")), None)
         if held is not None:
@@ -86,7 +86,7 @@ def _new_table(url: str, options: Mapping[str, str]) -> Iterator[tuple[KeptTable
                 holds=held,
             )
         with suppress(NotFoundError):
-            table.open()  # before anything is written: a store that only one of the two clients knows is found here
+            table.open()  # before any write: fails if only one of the two clients can access the store
             raise ConflictError("there is a Delta table already: choose another directory", table=table.url)
         yield table, storage
 
@@ -94,7 +94,7 @@ def _new_table(url: str, options: Mapping[str, str]) -> Iterator[tuple[KeptTable
 @dataclass(frozen=True)
 class _FileWriter:
     url: str
-    settings: Settings  #: Of the session, without credentials
+    settings: Settings  #: The session's settings, without credentials
     schema: pa.Schema
     export_id: str
 
@@ -110,7 +110,7 @@ class _FileWriter:
 
 
 def _gathered(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield one table per output file."""
+    """Group the batches into one table per output file."""
     held, held_bytes = list[pa.RecordBatch](), 0
     for batch in batches:
         held.append(fitted(batch, schema))
@@ -137,7 +137,7 @@ def _make(table: KeptTable, schema: pa.Schema, files: list[Row], export_id: str)
 
 
 def _delete_files(storage: ObjectStorage, export_id: str, but: Collection[str] = ()) -> None:
-    """Delete an export's files that are not part of its table."""
+    """Delete the export's files, except those in `but`."""
     written = (info.key for info in storage.list("") if info.key.startswith(_prefix(export_id)))
     storage.delete([key for key in written if key not in but])
 

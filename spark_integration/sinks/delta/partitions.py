@@ -1,12 +1,12 @@
-"""Rows of a task as the files of a Delta table: split by partitions, checked, and described for the log.
+"""Turn a task's rows into files of a Delta table: check them, split them by partition, describe them for the log.
 
-Statistics of a file are its rows, and per column the nulls, minimum and maximum. Readers skip files by them, so a bound
-may be wide but never wrong. They omit columns with a NaN or an infinity, years beyond four digits, decimals of more
-than 15 digits, nested columns and bytes. Text is cut to 32 characters; a maximum ends in the last of all characters.
+Statistics are a file's row count and each column's null count, minimum and maximum. Readers skip files by them, so
+a bound may be loose but never wrong. Bounds are omitted for columns with a NaN or infinite bound, years beyond four
+digits or decimals of more than 15 digits, and for booleans, bytes and nested columns. Text bounds are cut to 32
+characters; U+10FFFF is appended to a cut maximum.
 
-Spark has dates beyond the years 1 to 9999, mostly by mistake. As a partition's value in the log, such a date makes the
-table unreadable; and `deltalake`'s merge fails on it. So the task refuses them: once decided, they would stop the query
-for good.
+Spark allows dates outside the years 1 to 9999, mostly mistakes. As a partition value in the log, such a date makes the
+table unreadable, and `deltalake`'s merge fails on it. The task refuses them: once decided, they would stop the query.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.snapshotter.storage.options import StorageUrl
 from holdfast.spark_integration.sinks.files.location import columns_of
 
-#: As many columns as other writers of Delta describe.
+#: Other Delta writers also describe 32 columns.
 COLUMNS_MAX = 32
 _TEXT_MAX = 32
 _LAST_LETTER = "\U0010ffff"
@@ -35,7 +35,7 @@ _DIGITS_MAX = 15
 
 
 def statistics(rows: pa.Table, columns_max: int = COLUMNS_MAX) -> str:
-    """Return the statistics of a file's rows, as JSON text."""
+    """Return a file's statistics as JSON text."""
     nulls: dict[str, int] = {}
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}
@@ -54,12 +54,12 @@ def statistics(rows: pa.Table, columns_max: int = COLUMNS_MAX) -> str:
 
 
 def is_long_decimal(t: pa.DataType) -> bool:
-    """Tell whether a type exceeds floating-point precision, to which many writers limit JSON numbers."""
+    """Return whether a decimal has more digits than a double holds, to which many writers limit JSON numbers."""
     return bool(pt.is_decimal(t) and t.precision > _DIGITS_MAX)
 
 
 def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any] | None:
-    """Return minimum and maximum as JSON values; None if there is no exact bound."""
+    """Return the minimum and maximum as JSON values; None if either cannot be given."""
     t = column.type
     if pt.is_boolean(t) or pt.is_binary(t) or is_long_decimal(t):
         return None
@@ -68,7 +68,7 @@ def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any] | None:
     found = pc.min_max(column)
     try:
         low, high = found["min"].as_py(), found["max"].as_py()
-    except (ValueError, OverflowError):  # a date that Python cannot hold, or text that is no UTF-8
+    except (ValueError, OverflowError):  # a date outside Python's range, or text that is not UTF-8
         return None
     if low is None or high is None:
         return None
@@ -81,7 +81,7 @@ def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any] | None:
 
 def _shown(value: Any, t: pa.DataType) -> Any:
     if pt.is_decimal(t):
-        return float(value)  # of at most 15 digits, which come back as they were
+        return float(value)  # exact: at most 15 digits
     if isinstance(value, datetime):
         text = value.replace(tzinfo=None).isoformat(timespec="microseconds")
         return text + "Z" if t.tz else text
@@ -98,7 +98,7 @@ _DAY_US = 86_400_000_000
 
 
 def require_years(rows: pa.Table, keys: Sequence[str], partition_by: Sequence[str]) -> None:
-    """Raise `SchemaMismatchError` for a date beyond the years 1 to 9999, in upserts or partitions."""
+    """Raise `SchemaMismatchError` for a date outside the years 1 to 9999 in an upsert or a partition column."""
     for name in rows.column_names if keys else partition_by:
         column = rows[name]
         found = [pc.min_max(dates.cast(pa.int32())).as_py() for dates in _dates(column)]
@@ -114,7 +114,7 @@ def require_years(rows: pa.Table, keys: Sequence[str], partition_by: Sequence[st
 
 
 def _dates(column: pa.ChunkedArray) -> Iterator[pa.ChunkedArray]:
-    """Yield all dates in a column, at any depth."""
+    """Yield the date arrays in a column, at any depth."""
     t = column.type
     if pt.is_date(t):
         yield column
@@ -128,21 +128,21 @@ def _dates(column: pa.ChunkedArray) -> Iterator[pa.ChunkedArray]:
         yield from _dates(pc.list_flatten(column))
 
 
-# What a file system takes as the name of a folder, and what S3 and its like take as a key.
+# The maximum length of a folder name in a file system, and of a key in S3-compatible stores.
 _FOLDER_BYTES_MAX, _KEY_BYTES_MAX = 255, 1024
-# In a key, after the folders.
+# Reserved in a key for the file name.
 _FILE_NAME_BYTES = 64
 _ESCAPED_BYTES = 3
-# The folder of null, the longest of a value that is not text.
+# The folder name for null; the longest folder name of a non-text value.
 _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 _NO_TEXT_BYTES = len(_NULL_FOLDER)
-#: The driver keeps the statistics of all columns for this many files.
+#: Up to this many files per task have statistics of all columns; more files have fewer, to limit the driver's memory.
 _DESCRIBED = 8
 _FILES_MAX = 10_000
 
 
 def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:
-    """Raise if a partition column is missing or has a type that cannot be one, or if no other column is left."""
+    """Raise if a partition column is missing or has an unsupported type, or if all columns are partition columns."""
     for name in partition_by:
         if name not in schema.names:
             raise SchemaMismatchError("the rows lack a partition column", column=name)
@@ -158,7 +158,7 @@ def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:
 def described(
     rows: pa.Table, partition_by: Sequence[str], keys: Sequence[str], url: StorageUrl
 ) -> Iterator[tuple[pa.Table, Mapping[str, Any]]]:
-    """Split rows into files and describe them; an upsert's rows stay together."""
+    """Split rows into files and describe each; an upsert's rows form a single file."""
     require_years(rows, keys, partition_by)
     rows = _without_empty(rows, partition_by)
     if keys:
@@ -178,7 +178,7 @@ def described(
 
 
 def _require_folders(rows: pa.Table, partition_by: Sequence[str], url: StorageUrl) -> None:
-    """Raise `SchemaMismatchError` for a partition value that a folder's name cannot hold, or turns into null."""
+    """Raise `SchemaMismatchError` for a partition value that is too long for a folder name, or would become null."""
     is_local = url.scheme == "file"
     room = _FOLDER_BYTES_MAX if is_local else _KEY_BYTES_MAX - len(url.path.encode()) - _FILE_NAME_BYTES
     for name in partition_by:
@@ -199,7 +199,7 @@ def _require_folders(rows: pa.Table, partition_by: Sequence[str], url: StorageUr
 
 
 def _longest(column: pa.ChunkedArray, room: int) -> int:
-    """Return the bytes of the longest value, escaped as in a URL, or an upper bound if that fits."""
+    """Return the longest URL-escaped value's length in bytes, or an upper bound if that fits."""
     if not pt.is_string(column.type):
         return _NO_TEXT_BYTES
     bound: int = _ESCAPED_BYTES * (pc.max(pc.binary_length(column)).as_py() or 0)
@@ -209,7 +209,7 @@ def _longest(column: pa.ChunkedArray, room: int) -> int:
 
 
 def _without_empty(rows: pa.Table, partition_by: Sequence[str]) -> pa.Table:
-    """Return rows with null for empty text in partition columns, as Delta's log has it."""
+    """Replace empty text in partition columns by null, as Delta's log does."""
     for name in partition_by:
         column = rows[name]
         if pt.is_string(column.type):
@@ -243,7 +243,7 @@ def _parts(rows: pa.Table, partition_by: Sequence[str]) -> list[tuple[pa.Table, 
 
 
 def _text(value: pa.Scalar) -> str | None:
-    """Return a value in the form of Delta's log."""
+    """Return a partition value as text for Delta's log."""
     if not value.is_valid:
         return None
     if pt.is_boolean(value.type):

@@ -1,15 +1,15 @@
-"""A Delta table: workers write Parquet files, the driver commits one Delta transaction for each micro-batch.
+"""Delta table sink: workers write Parquet files, the driver commits one Delta transaction per micro-batch.
 
-    append    <url>/part-<attempt>-<number>.parquet                        becomes part of the table as it is
-    upsert    <url>/_holdfast/<sink>/<query id>/staged/part-….parquet      the driver merges its rows by key
-    both      <url>/_holdfast/…                                            notes and writers; VACUUM passes over it
+    append    <url>/part-<attempt>-<number>.parquet                        added to the table unchanged
+    upsert    <url>/_holdfast/<sink>/<query id>/staged/part-….parquet      merged into the table by key, on the driver
+    both      <url>/_holdfast/…                                            notes and writers; VACUUM skips the folder
 
-    one transaction   add …                                                the files
+    one transaction   add …                                    the files
                       txn holdfast/<sink>/<query id>            version = micro-batch
                       txn holdfast/<sink>/<query id>/attempts   version = 63 bits of the digest of its attempts
 
-Delta refuses the second of two transactions that set the same ``txn`` on the same version of the table. The sink looks
-at ``txn`` and commits on the version that it has read, so a micro-batch is in the table once, whoever commits.
+Of two transactions that set the same ``txn`` on the same table version, Delta rejects the second. The sink reads
+``txn`` and commits on the version it has read, so a micro-batch enters the table once, whichever driver commits it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeltaSink(FileSink):
-    """See the module and `holdfast.sinks.delta`."""
+    """The sink that `holdfast.sinks.delta` returns."""
 
     name: str
     url: str
@@ -62,7 +62,7 @@ class DeltaSink(FileSink):
         check_partitions(schema, self.partition_by)
         attempts = self.attempts(query)
         table = self.target(query, attempts)
-        if query.was_shown is not None:  # at another URL no table shall be made
+        if query.was_shown is not None:  # a wrong URL fails before a table is created
             claim(attempts.storage, query)
         table.open(schema, create=self.create)
         if query.was_shown is None:

@@ -1,7 +1,7 @@
-"""Delta tables that this process has opened: their storage options, their syncing, and `deltalake`'s errors as ours.
+"""Open Delta tables of this process: storage options, fsync, and translation of `deltalake`'s errors.
 
-A process keeps each table that it has used, and reads only what was added to its log: reading all of it takes as long
-as there are files.
+A process keeps each table that it has used open, and reads only the new entries of its log: the time for a full read
+grows with the number of files.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _S3_NAMES = {
     "client_kwargs.endpoint_url": "AWS_ENDPOINT_URL",
     "client_kwargs.region_name": "AWS_REGION",
 }
-# Options that say how the store is reached, or in whose name, and that `deltalake` (1.6) lacks: their default, and what
-# it must be told instead of another value.
+# Connection and identity options that `deltalake` (1.6) lacks: each option's default, and the `deltalake` option that
+# must also be set for any other value.
 _S3_SAID_TWICE = {
     "profile": ("", "AWS_ACCESS_KEY_ID"),
     "client_kwargs.verify": ("true", "ALLOW_INVALID_CERTIFICATES"),
@@ -62,9 +62,9 @@ _DENIED = re.compile(
 _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]")
 _FRAGMENT = re.compile("#.*")
 _EXISTS = "already exists at that location"
-# A commit with another error did not fail because another writer was faster.
+# The errors of a commit that lost to another writer.
 _FASTER = re.compile("Failed to commit transaction:|Tried committing existing table version")
-# What another attempt does not change: a newer kind of table, a catalogue's table, refused rows or statements.
+# Errors that a retry cannot fix: an unsupported or catalog-managed table, refused rows or statements.
 _FOR_GOOD = re.compile(
     "[Uu]nsupported|[Nn]ot supported|Invalid protocol action|catalog-managed|append-only|MERGE matched|"
     "Error during planning|Invalid data found|Schema error|name too long"
@@ -74,31 +74,31 @@ _DETAIL_MAX = 400
 
 
 class KeptTable:
-    """An open table, with the facts that reveal whether it was recreated or set back."""
+    """An open table, with the state needed to detect that it was recreated or set back."""
 
     def __init__(self, url: str) -> None:
         found = _ESCAPE.search(url) or ("://" in url and _FRAGMENT.search(url))
-        if found:  # which `deltalake` decodes, even in paths, or takes for a slash, or not at all
+        if found:  # `deltalake` decodes it even in paths, reads it as a slash, or drops it
             raise InvalidArgumentError(
                 "deltalake misreads this URL, and would part the table from its log: choose another folder name",
                 table=url,
                 part=found[0],
             )
         self.url = url
-        #: The table's writer requirements when it was last checked.
+        #: The table's requirements and the sink's arguments at the last check.
         self.checked: tuple[object, ...] | None = None
         self.storage_options = storage_options(url, {})
         self._options: Mapping[str, str] = {}
         self._secrets: Collection[str] = ()
         self._table: DeltaTable | None = None
-        # None as long as nobody has opened it.
+        # None until the table is first opened.
         self._table_id: str | None = None
-        # The newest known commit; no digest if its bytes are missing.
+        # The newest known commit; the digest is None if the commit's file is missing or too large.
         self._version = 0
         self._digest: str | None = None
 
     def with_options(self, options: Mapping[str, str]) -> KeptTable:
-        """Use a query's options from now on; return the table."""
+        """Switch to a query's options; return the table."""
         if options != self._options:
             self.storage_options = storage_options(self.url, options)
             self._secrets = secrets_of(parse_storage_options(options)) | secrets_of(self.storage_options)
@@ -106,7 +106,7 @@ class KeptTable:
         return self
 
     def open(self) -> DeltaTable:
-        """Return the table, read again. Raises `NotFoundError` if there is none."""
+        """Read the table from scratch and return it. Raises `NotFoundError` if there is none."""
         self._table = None
         with self.translated("open"):
             table = DeltaTable(self.url, storage_options=self.storage_options)
@@ -116,8 +116,8 @@ class KeptTable:
         return table
 
     def current(self) -> DeltaTable:
-        """Return the table with the latest commits."""
-        # Another query may be about to open the same table: it is refused later, and must not disturb this one.
+        """Return the table, updated to the latest commit."""
+        # Another query, to be refused later, may be opening the same table: it must not disturb this call.
         table = self._table
         if table is None:
             return self.open()
@@ -128,7 +128,7 @@ class KeptTable:
         return table
 
     def require_same(self) -> None:
-        """Raise `StateLostError` if the table is gone, replaced or set back, judged by its newest known version."""
+        """Raise `StateLostError` if the newest known commit shows the table to be gone, replaced or set back."""
         if self._table_id is None:
             return
         there = self._digest_of(self._version)
@@ -144,7 +144,7 @@ class KeptTable:
                 table=self.url,
             ) from exc
         is_another = str(found.metadata().id) != self._table_id
-        # A commit that is gone was cleaned up, if there are later ones.
+        # If later commits exist, a missing commit was merely cleaned up.
         if is_another or found.version() < self._version or None not in (self._digest, there):
             what = "dropped, and another one was made in its place" if is_another else "set back to an older version"
             raise StateLostError(
@@ -161,7 +161,7 @@ class KeptTable:
         self._version, self._digest = version, self._digest_of(version)
 
     def _digest_of(self, version: int) -> str | None:
-        """Return the digest of a commit in the log; None if it was cleaned up, or is too large."""
+        """Return the digest of a log entry; None if the entry was cleaned up or is too large."""
         try:
             data = storage_of(self.url, self._options).get(f"_delta_log/{version:020}.json")
         except (NotFoundError, CorruptionError):
@@ -169,7 +169,7 @@ class KeptTable:
         return xxhash.xxh3_128(data).hexdigest()
 
     def sync(self, table: DeltaTable, since: int) -> None:
-        """Sync the commits since a version, if the table is on a local disk."""
+        """Fsync the commits after a version, and their files, if the table is on a local disk."""
         if "://" in self.url and not self.url.startswith("file://"):
             return
         root = Path(self.url.removeprefix("file://"))
@@ -180,7 +180,7 @@ class KeptTable:
                 path = log / f"{version:020}.json"
                 with path.open("rb") as lines:
                     added = [json.loads(line).get("add") for line in lines]
-                for name in [unquote(add["path"]) for add in added if add]:  # a URL, relative to the table's
+                for name in [unquote(add["path"]) for add in added if add]:  # a URL path, relative to the table
                     _sync(root / name)
                     folders.update((root / name).parents[: name.count("/") + 1])
                 _sync(path)
@@ -189,7 +189,7 @@ class KeptTable:
 
     @contextmanager
     def translated(self, action: str) -> Iterator[None]:
-        """Raise the errors of `deltalake` as holdfast's, without credentials."""
+        """Translate `deltalake`'s errors to holdfast's, without credentials."""
         try:
             yield
         except HoldfastError:
@@ -226,18 +226,18 @@ def _kept(url: str, sink: str) -> KeptTable:
 
 
 def kept_table(url: str, sink: str, options: Mapping[str, str]) -> KeptTable:
-    """Return this process's table at a URL, for one sink."""
+    """Return the process's open table for a URL and sink."""
     return _kept(url, sink).with_options(options)
 
 
 def storage_options(url: str, options: Mapping[str, str]) -> dict[str, str]:
-    """Return a query's options in `deltalake`'s names. Raises `InvalidArgumentError` for an unknown one."""
+    """Translate options to `deltalake`'s names. Raises `InvalidArgumentError` if `deltalake` lacks an option."""
     theirs = {
         name.removeprefix(DELTA_PREFIX): value for name, value in options.items() if name.startswith(DELTA_PREFIX)
     }
     if url.startswith(("s3://", "s3a://")):
         theirs = {_S3_NAMES[name]: value for name, value in options.items() if name in _S3_NAMES} | theirs
-        # Where no option names an endpoint, `deltalake` takes the environment's, as all clients do.
+        # Without an endpoint option, `deltalake` uses the environment's, as all clients do.
         if (theirs.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT_URL", "")).startswith("http://"):
             theirs.setdefault("AWS_ALLOW_HTTP", "true")
         for name, (default, needed) in _S3_SAID_TWICE.items():
