@@ -1,1 +1,1 @@
-"""The common part of sinks that write Parquet files."""
+"""File sinks: the code that all Parquet-writing sinks share, and the plain Parquet sink."""

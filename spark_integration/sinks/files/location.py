@@ -1,9 +1,9 @@
-"""What is at a file sink's URL: its storage, the queries that write there, and the columns of what they write.
+"""The storage at a file sink's URL, the queries that write to it, and the columns of their rows.
 
     _holdfast/queries/00000000000000000002    `Writers`, in a fence whose newest object is complete: FORMAT.md section 9
 
-The last query of a list owns the sink's name, until another replaces it for good. A sink that owns the URL keeps the
-first query's columns.
+The last query in a sink's list owns the sink's name until another query permanently replaces it. A sink that has the
+URL to itself keeps the first query's columns.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PLAIN = {
 
 
 def check_columns(schema: pa.Schema) -> None:
-    """Raise `SchemaMismatchError` if readers would get another type for a column, or two have one name."""
+    """Raise `SchemaMismatchError` for a type that readers would change, or names that differ at most in case."""
     names = [field.name.lower() for field in schema]
     for column in schema:
         if names.count(column.name.lower()) > 1:
@@ -47,7 +47,7 @@ def check_columns(schema: pa.Schema) -> None:
 
 
 def _problem(t: pa.DataType) -> str | None:
-    """Return the fault of a type, as the end of a sentence."""
+    """Return why a type is unsupported, as the end of a sentence; None if it is supported."""
     if pt.is_decimal128(t):
         return None if 0 <= t.scale <= t.precision else "has digits that Spark's decimals have not: cast it"
     if pt.is_duration(t):
@@ -68,7 +68,7 @@ def _problem(t: pa.DataType) -> str | None:
 
 
 def _plain_type(t: pa.DataType) -> str:
-    """Return a type's text, without names of elements and nullability."""
+    """Return a type as text, without element names and nullability."""
     if pt.is_list(t):
         return f"list<{_plain_type(t.value_type)}>"
     if pt.is_map(t):
@@ -79,12 +79,12 @@ def _plain_type(t: pa.DataType) -> str:
 
 
 def columns_of(schema: pa.Schema) -> dict[str, str]:
-    """Return types by name, as plain text for handles."""
+    """Map column names to types as text, for handles."""
     return {field.name: _plain_type(field.type) for field in schema}
 
 
 def compare(given: Mapping[str, str], there: Mapping[str, str], for_new: str, **facts: str) -> None:
-    """Raise `SchemaMismatchError` unless rows have the target's columns; `for_new` says how to add others."""
+    """Raise `SchemaMismatchError` unless the columns equal the target's; `for_new` says how to add a column."""
     if missing := sorted(there.keys() - given.keys()):
         raise SchemaMismatchError(
             "the rows lack a column that the target has: select it, or null as <name> cast to its type",
@@ -104,11 +104,11 @@ def compare(given: Mapping[str, str], there: Mapping[str, str], for_new: str, **
 
 
 KIND = "sink-queries"
-#: What holdfast keeps below a sink's URL; readers of files pass over names that begin so.
+#: The folder of holdfast's own files below a sink's URL; file readers skip names that begin with ``_``.
 FOLDER = "_holdfast"
-# A sink may be called so, too: no key of what it keeps has as few parts.
+# A sink may have these names too: its own keys have more segments.
 _QUERIES, _PROBES = f"{FOLDER}/queries", f"{FOLDER}/probes"
-#: The newest object says all; one that was just listed may still be read.
+#: The newest object is complete; its predecessor may have been listed and still be read.
 _KEPT = 2
 
 
@@ -125,10 +125,10 @@ def _encoded_columns(columns: pa.Schema | None) -> str | None:
 
 @dataclass(frozen=True)
 class Writers(Stored):
-    """Who writes to a URL."""
+    """The sinks and queries that write to a URL."""
 
-    number: int = 0  #: 0 if nobody does
-    #: By sink, each query after the one that it replaced
+    number: int = 0  #: 0 if no query has written
+    #: Sink name to queries, each after the query that it replaced
     queries: Mapping[str, tuple[Annotated[str, QUERY_ID], ...]] = field(default_factory=dict)
     columns: Annotated[pa.Schema | None, Coding(str | None, _decoded_columns, _encoded_columns)] = None
 
@@ -140,10 +140,10 @@ class Writers(Stored):
 
 
 def claim(storage: ObjectStorage, query: SinkQuery, columns: pa.Schema | None = None) -> None:
-    """Claim the storage's URL for a query and its sink's name, and `columns` if the sink has it for itself.
+    """Claim a sink's name at the storage's URL for a query; `columns` if the sink needs the URL to itself.
 
-    Raises `ConflictError` for another query that is not replaced, `SchemaMismatchError` for other columns,
-    `StateLostError` if the query's decided rows were never here.
+    Raises `ConflictError` if a query that is not replaced owns the name, `SchemaMismatchError` for different columns,
+    `StateLostError` if the query has decided micro-batches but never wrote to this URL.
     """
     fence = Fence(storage, _QUERIES)
     for _ in looks(storage.url):
@@ -163,11 +163,11 @@ def claim(storage: ObjectStorage, query: SinkQuery, columns: pa.Schema | None = 
                 query=query.query_id,
                 storage=storage.url,
             )
-        if not found.number:  # later, when rows are decided, nothing could be refused
+        if not found.number:  # after a decision it would be too late to refuse
             probe_storage(storage, _PROBES, checked="the sink's URL failed the check at its first start")
         others = [query_id for query_id in mine if query_id != query.query_id]
         after = dict(sorted({**found.queries, query.sink: (*others, query.query_id)}.items()))
-        with suppress(ConflictError):  # another query began at the same moment: look again
+        with suppress(ConflictError):  # another query claimed the URL concurrently: look again
             writers = Writers(found.number + 1, after, columns if found.columns is None else found.columns)
             data, _ = stored_file.encode(KIND, writers.to_json())
             fence.delete(fence.take(writers.number, data)[:-_KEPT])
@@ -175,7 +175,7 @@ def claim(storage: ObjectStorage, query: SinkQuery, columns: pa.Schema | None = 
 
 
 def writers_at(storage: ObjectStorage) -> Writers:
-    """Return who writes to a URL."""
+    """Return the writers of a storage's URL."""
     return _newest(Fence(storage, _QUERIES))
 
 
@@ -203,17 +203,17 @@ def _refuse_others(storage: ObjectStorage, query: SinkQuery, found: Writers, *, 
         raise another_query(query, mine[-1], storage=storage.url)
 
 
-#: Options of the `deltalake` package alone begin so.
+#: Prefix of options for the `deltalake` package alone.
 DELTA_PREFIX = "delta."
 
 
 def storage_of(url: str, options: Mapping[str, str]) -> ObjectStorage:
-    """Return the storage at a URL with a query's options; see `kept_storage`."""
+    """Return the process's storage for a URL and a query's options; see `kept_storage`."""
     return kept_storage(url, tuple(sorted(one for one in options.items() if not one[0].startswith(DELTA_PREFIX))))
 
 
 def sizes_of(storage: ObjectStorage, keys: Iterable[str]) -> list[int]:
-    """Return the sizes of objects without reading them; -1 for one that is gone."""
+    """Return the sizes of objects without reading them; -1 for a missing object."""
     return list(io_executor().map(lambda key: _size_of(storage, key), keys))
 
 
@@ -223,7 +223,7 @@ def _size_of(storage: ObjectStorage, key: str) -> int:
     except NotFoundError:
         return -1
     except CorruptionError as exc:
-        # The size is in the answer; the bytes are not asked for.
+        # The error contains the size; the object was not read.
         size = exc.facts.get("size_bytes")
         if not isinstance(size, int):
             raise
@@ -233,12 +233,12 @@ def _size_of(storage: ObjectStorage, key: str) -> int:
 def read_file(
     storage: ObjectStorage, key: str, size_bytes: int, digest: str, columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """Return a file's rows. Raises `NotFoundError` if it is gone, `CorruptionError` if it is damaged."""
+    """Read a file's rows. Raises `NotFoundError` if the file is gone, `CorruptionError` if it is damaged."""
     data = storage.get(key, limit_bytes=size_bytes)
     if len(data) != size_bytes or xxhash.xxh3_128(data).hexdigest() != digest:
         raise CorruptionError("a file was altered or damaged", key=key, storage=storage.url)
     try:
-        # partitioning=None: the file alone says what its columns are.
+        # partitioning=None: take columns only from the file, not from its path.
         return pq.read_table(pa.BufferReader(data), columns=columns, partitioning=None)
     except (pa.ArrowException, OSError) as exc:
         raise CorruptionError(f"a file is not Parquet: {exc}", key=key, storage=storage.url) from exc

@@ -1,23 +1,23 @@
-"""Plain Parquet files below any URL, and a manifest for each micro-batch that says which of them count.
+"""Parquet sink: plain files below any URL, and a manifest per micro-batch that lists the committed files.
 
     <url>/_data/part-<attempt>-<number>.parquet                            rows
           _holdfast/<sink>/<query id>/batches/<level>-<first>-<last>       manifests: FORMAT.md section 9
 
-Spark, Hive and the like skip names that begin with ``_``: a reader that does not know manifests sees nothing, rather
-than undecided rows. One put makes a micro-batch visible. Many manifests are merged:
+Spark, Hive and similar readers skip names that begin with ``_``: a reader that ignores manifests sees no files, rather
+than undecided rows. One put makes a micro-batch visible. Manifests are merged by level:
 
-    level 0   17 18 19 …         one micro-batch with rows each
-    level 1   1 to 99, 100 to 204 a hundred of level 0, or more
-    level 2   1 to 9999          a hundred of level 1
+    level 0   17 18 19 …         one per micro-batch with rows
+    level 1   1 to 99, 100 to 204 one per 100 or more of level 0
+    level 2   1 to 9999          one per 100 or more of level 1
 
-A reader takes the widest ranges and skips those inside them, which are about to be deleted. Each level rewrites a
-manifest's entries once.
+A reader uses the widest ranges and skips the manifests inside them, which are about to be deleted. Each level rewrites
+an entry once.
 
 Invariants
 ----------
-* **once**: a micro-batch has one list of files, for ever; one with another list is refused.
-* **whole**: a range is merged from all that lies in it; nothing is added to a range later.
-* **bounded**: what is listed does not grow with the number of micro-batches, but for merged ones that are full.
+* **once**: a micro-batch's list of files never changes; a commit with a different list is refused.
+* **whole**: a merged manifest covers all micro-batches with rows in its range; none is added later.
+* **bounded**: the number of manifests does not grow with the micro-batches, except for full manifests.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from holdfast.spark_integration.sinks.files.sink import (
 )
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
 
-#: A listing is some ms old when a manifest is read, and that may have been merged.
+#: Attempts to list and read: a listed manifest may be merged away before it is read.
 _TRIES = 5
 
 
@@ -63,23 +63,23 @@ def read_parquet(
     Parameters
     ----------
     url : str
-        The sink's.
+        The sink's URL.
     columns : sequence of str, optional
-        All by default.
+        The columns to read; all by default.
     options : mapping of str to str, optional
-        As ``spark.holdfast.sink.<name>.*`` has them: ``key``, ``secret``, ``client_kwargs.endpoint_url`` …
+        Named as in ``spark.holdfast.sink.<name>.*``: ``key``, ``secret``, ``client_kwargs.endpoint_url`` …
 
     Returns
     -------
     pyarrow.Table
-        In the order of micro-batches, of partitions, and of rows in them.
+        The rows, ordered by micro-batch, partition and position in the partition.
 
     Raises
     ------
     InvalidArgumentError
-        There is no such column, or it is named twice.
+        `columns` is empty, or contains an unknown or duplicate name.
     NotFoundError
-        No sink has been opened there.
+        No sink has been opened at the URL.
     CorruptionError
         A manifest or a file is damaged.
     """
@@ -106,10 +106,10 @@ def read_parquet(
 def parquet_files(url: str | os.PathLike[str], *, options: Mapping[str, str] | None = None) -> list[str]:
     """Return the URLs of a Parquet sink's committed files, for any Parquet reader.
 
-    For a local sink they are paths. ``spark.read.parquet(*files)``, ``duckdb.read_parquet(files)`` and
-    ``pyarrow.dataset.dataset(files)`` take them.
+    A local sink's files are returned as paths. ``spark.read.parquet(*files)``, ``duckdb.read_parquet(files)`` and
+    ``pyarrow.dataset.dataset(files)`` accept the result.
 
-    Raises `NotFoundError` if no sink has been opened there; `CorruptionError` if a manifest is damaged.
+    Raises `NotFoundError` if no sink has been opened at the URL; `CorruptionError` if a manifest is damaged.
 
     `url`, `options`: as for `read_parquet`.
     """
@@ -121,7 +121,7 @@ def parquet_files(url: str | os.PathLike[str], *, options: Mapping[str, str] | N
 
 
 def _listed(storage: ObjectStorage) -> tuple[pa.Schema, pa.Table]:
-    """Return the columns and the files of all the sink's queries, at one moment."""
+    """Return the sink's columns and the committed files of all its queries."""
     writers = writers_at(storage)
     if writers.columns is None:
         raise NotFoundError("no sink has been opened there", storage=storage.url)
@@ -154,11 +154,11 @@ def _rows_of(storage: ObjectStorage, entry: Mapping[str, object], columns: Seque
 _log = logging.getLogger(__name__)
 
 KIND = "sink-batches"
-#: This many of one level become one of the next.
+#: Merging combines at least this many manifests of a level into one of the next level.
 MERGED = 100
-#: A manifest of this size is full: it is no longer merged.
+#: A manifest of at least this size is full, and no longer merged.
 FULL_BYTES = 16 << 20
-#: No manifest is larger.
+#: The maximum size of a manifest.
 _BYTES_MAX = (MERGED + 1) * FULL_BYTES
 _PATTERN = re.compile(r"([0-9])-([0-9]{18})-([0-9]{18})")
 _LEVEL_MAX = 9
@@ -187,25 +187,25 @@ class _Header(Stored):
 
 @dataclass(frozen=True)
 class ManifestName:
-    """The name of a manifest, and its size if it was listed."""
+    """The parsed name of a manifest; `size_bytes` is 0 unless it came from a listing."""
 
     level: int
-    first: int  #: Of its micro-batches
+    first: int  #: First micro-batch of its range
     last: int
     size_bytes: int = 0
 
     @property
     def name(self) -> str:
-        """The last part of its key."""
+        """The last segment of the manifest's key."""
         return f"{self.level}-{self.first:018}-{self.last:018}"
 
     def holds(self, other: ManifestName) -> bool:
-        """Tell whether the other's range lies within this one's."""
+        """Return whether the other manifest's range lies within this range."""
         return self.first <= other.first and other.last <= self.last
 
 
 def found(infos: Iterable[ObjectInfo]) -> list[ManifestName]:
-    """Return the manifests of a listing, in the order of `place`."""
+    """Return the manifests in a listing, sorted by `place`."""
     manifests = []
     for info in infos:
         folder, _, name = info.key.rpartition("/")
@@ -219,14 +219,14 @@ def found(infos: Iterable[ObjectInfo]) -> list[ManifestName]:
 
 
 def place(manifest: ManifestName) -> tuple[int, int, int]:
-    """Order manifests by their micro-batches, each before those inside it."""
+    """Return a sort key that orders manifests by range, each before the manifests inside it."""
     return manifest.first, -manifest.last, -manifest.level
 
 
 def in_force(manifests: Iterable[ManifestName]) -> list[ManifestName]:
-    """Return the manifests inside no other, by micro-batch. Raises `CorruptionError` if two overlap otherwise.
+    """Return the manifests that lie inside no other, in order. Raises `CorruptionError` if two partly overlap.
 
-    A late put of an abandoned merge may lie inside another of its level.
+    `manifests` are sorted by `place`. A late put of an abandoned merge may lie inside a manifest of its own level.
     """
     kept: list[ManifestName] = []
     for manifest in manifests:
@@ -239,7 +239,7 @@ def in_force(manifests: Iterable[ManifestName]) -> list[ManifestName]:
 
 
 class Manifests(FileTarget):
-    """The manifests of one query. `storage`: the sink's URL."""
+    """The manifests of one query; `storage` is rooted at the sink's URL."""
 
     def __init__(self, storage: ObjectStorage, sink: str, query_id: str) -> None:
         self._storage, self._sink, self._query_id = storage, sink, query_id
@@ -247,7 +247,7 @@ class Manifests(FileTarget):
         self._there: list[ManifestName] = []
 
     def newest(self) -> int:
-        """Return the newest micro-batch that is visible; -1 if there is none."""
+        """Return the newest visible micro-batch; -1 if there is none."""
         return max((manifest.last for manifest in self.listed()), default=-1)
 
     def listed(self) -> list[ManifestName]:
@@ -274,13 +274,13 @@ class Manifests(FileTarget):
         self._put(made, pa.Table.from_pylist(entries, FILES))
         there = [*self._there, made]
         if sum(one.level == 0 for one in there) >= MERGED:
-            try:  # a merge never fails a micro-batch
+            try:  # a failed merge must not fail the micro-batch
                 self.merge(sorted(there, key=place))
             except (UnavailableError, NotFoundError) as exc:
                 _log.warning("the manifests of sink %r are not merged for now: %s", self._sink, exc)
 
     def read(self, manifest: ManifestName) -> pa.Table:
-        """Return a manifest's files. Raises `CorruptionError` if it is damaged, `NotFoundError` if it was merged."""
+        """Read a manifest's entries. Raises `CorruptionError` if it is damaged, `NotFoundError` if it was merged."""
         key = self._folder + manifest.name
         source = f"{self._storage.url}/{key}"
         data = self._storage.get(key, limit_bytes=_BYTES_MAX)
@@ -298,7 +298,7 @@ class Manifests(FileTarget):
         return files
 
     def merge(self, manifests: Sequence[ManifestName]) -> None:
-        """Merge a level with many manifests; delete those inside others."""
+        """Merge each level that has enough manifests; delete the manifests inside others."""
         valid = in_force(manifests)
         for level in range(_LEVEL_MAX):
             run = _last_run(valid, level)
@@ -323,7 +323,7 @@ class Manifests(FileTarget):
 
 
 def _last_run(valid: Sequence[ManifestName], level: int) -> list[ManifestName]:
-    """Return the newest neighbouring manifests of a level that are not full."""
+    """Return the newest run of adjacent manifests of a level that are not full."""
     run: list[ManifestName] = []
     for manifest in reversed(valid):
         if manifest.level == level and manifest.size_bytes < FULL_BYTES:
@@ -334,7 +334,7 @@ def _last_run(valid: Sequence[ManifestName], level: int) -> list[ManifestName]:
 
 
 def _check(files: pa.Table, manifest: ManifestName, source: str) -> None:
-    """Raise CorruptionError for a manifest that no sink has written: it decides which files are read."""
+    """Raise `CorruptionError` for entries that no sink would write: a manifest determines which files are read."""
     if any(column.null_count for column in files.columns):
         refuse(source, "has a null")
     batch = files["batch"].to_numpy()
@@ -359,7 +359,7 @@ DATA = "_data"
 
 @dataclass(frozen=True)
 class ParquetSink(FileSink):
-    """See the module and `holdfast.sinks.parquet`."""
+    """The sink that `holdfast.sinks.parquet` returns."""
 
     name: str
     url: str

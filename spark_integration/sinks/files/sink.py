@@ -1,27 +1,27 @@
-"""A sink of Parquet files: attempts put them, notes say whose they are, and at the commit a target takes them over.
+"""Base of the sinks that write Parquet files: attempts write files, notes record their owners, a target shows them.
 
-    note ─▶ files ─▶ is the note still there? ─▶ handle          commit: what makes the files visible, then the notes go
-                                                                abort:  the files go, then the notes
+    note ─▶ files ─▶ is the note still there? ─▶ handle          commit: make the files visible, then delete the notes
+                                                                abort:  delete the files, then the notes
 
     _holdfast/<sink>/<query id>/attempts/<attempt>.<number>     a note: FORMAT.md section 9
-    _holdfast/<sink>/<query id>/attempts/<attempt>.ended-<n>    an abort has ended it, with n files: empty
-    _holdfast/<sink>/<query id>/staged/part-….parquet           files whose rows the target takes over
+    _holdfast/<sink>/<query id>/attempts/<attempt>.ended-<n>    mark of an aborted attempt with n files: empty
+    _holdfast/<sink>/<query id>/staged/part-….parquet           files whose rows the target copies
     <attempt>   <micro-batch, 18 digits>-<partition, 6 digits>-<attempt id>
 
-An attempt has one note for each group of files that it puts at once, numbered from 0. Notes exist only for running
-attempts, so listing them does not grow with the sink. For many files, as of a task with hundreds of partitions, the
-handle has only a digest: a decision does not grow with the files.
+An attempt has one note per group of files that it writes together, numbered from 0. Only attempts that have not ended
+have notes, so the listing does not grow with the sink. If an attempt has many files, as in a task with hundreds of
+partitions, its handle contains only a digest of them, which keeps decisions small.
 
-An abort cannot stop a put that is under way, and a worker that dies then does not delete its file. So a mark stays for
-an hour of the store's clock; whoever finds it later deletes files that arrived since.
+An abort cannot stop a put in progress, and a worker that dies during the put does not delete the file. The mark
+therefore stays for an hour by the store's clock; a later run that finds it deletes files that arrived in the meantime.
 
-A storage takes whole objects, so a file is made in memory.
+Storages accept only whole objects, so each file is built in memory.
 
 Invariants
 ----------
-* **noted**: a file is put only after a note that names it, and taken away before the note.
-* **derived**: a file's key is made from the attempt and the file's number; no path in a note or handle is followed.
-* **ended**: an attempt without all its notes and all its files was ended, and is never taken for prepared.
+* **noted**: a file is written after the note that names it, and deleted before the note.
+* **derived**: a file's key is derived from its attempt and number; notes and handles contain no paths.
+* **ended**: an attempt that lacks a note or a file was ended, and never counts as prepared.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
 
 
 class FileTransaction(SinkTransaction):
-    """An attempt at a partition: it gathers rows, and puts a file for each `FileSink.file_mb` of them, in Arrow."""
+    """An attempt at a partition: buffers rows, and writes files for each `FileSink.file_mb` of Arrow data."""
 
     def __init__(self, sink: FileSink, attempt: SinkAttempt, schema: pa.Schema) -> None:
         self._sink, self._attempts, self._schema = sink, sink.attempts(attempt.query), schema
@@ -80,11 +80,11 @@ class FileTransaction(SinkTransaction):
         self._held_bytes = 0
         self._files: list[DataFile] = []
         self._notes = 0
-        # False as long as a put is under way, or has failed: what it puts may come late.
+        # False while a put is in progress or after one failed: its objects may still arrive.
         self._is_settled = True
 
     def write(self, rows: pa.RecordBatch) -> None:
-        # Before the decision: what cannot be merged into a table afterwards would stop the query for good.
+        # Checked before the decision: decided rows that a table cannot merge would stop the query for good.
         require_utf8(rows, "the results", "most readers of Parquet refuse")
         self._held.append(rows)
         self._held_bytes += rows.nbytes
@@ -94,17 +94,17 @@ class FileTransaction(SinkTransaction):
     def prepare(self) -> Handle:
         if self._held or not self._files:
             self._put()
-        # Each: who ended the attempt has taken away those that there were, and this one has gone on.
+        # Check every note: an abort deletes only the notes that exist by then, and this attempt may have added more.
         for number in range(self._notes):
             self._attempts.require_note(self._attempt, number)
         return PreparedAttempt.of(self._attempt, self._notes, self._files).to_json()
 
     def abort(self) -> None:
-        """Delete what was put, if the storage answers; a later start deletes the rest."""
+        """Delete the written files if the storage answers; a later start deletes the rest."""
         self._held = []
         if self._notes:
             with suppress(HoldfastError):
-                # Also if somebody ended the attempt before its files came: no note names them any more.
+                # Even if another driver ended the attempt before its files arrived: no note names them any more.
                 self._attempts.storage.delete([self._attempts.key_of(file.name) for file in self._files])
                 if self._is_settled:
                     self._attempts.forget([(self._attempt, self._notes)])
@@ -122,17 +122,17 @@ class FileTransaction(SinkTransaction):
         self._notes += 1
         self._is_settled = False
         self._attempts.note(self._attempt, self._notes - 1, first, files)
-        # Before they are there: a put that fails may have put some, and somebody may have taken their note away.
+        # Recorded before the put: a failed put may have stored some files, and their note may be deleted already.
         self._files += files
         objects = [(self._attempts.key_of(file.name), data) for file, (data, _, _) in zip(files, made, strict=True)]
-        # Where one fails, none is on its way any more: it would come after `abort` has taken its note away.
+        # If one put fails, wait for the others: a file must not arrive after `abort` has deleted its note.
         list(ahead(io_executor(), lambda each: self._attempts.storage.put(*each), objects, window=len(objects)))
         self._held, self._held_bytes, self._is_settled = [], 0, True
 
 
 def encoded(rows: pa.Table, compression: str = "zstd") -> pa.Buffer:
-    """Return rows as a Parquet file."""
-    # Of numbers a dictionary seldom makes less, and takes as long as all the rest.
+    """Encode rows as a Parquet file."""
+    # For numbers, a dictionary seldom saves space and takes as long as all other encoding.
     texts = [field.name for field in rows.schema if pa.types.is_string(field.type)]
     out = pa.BufferOutputStream()
     pq.write_table(rows, out, compression=compression, use_dictionary=texts)
@@ -142,21 +142,21 @@ def encoded(rows: pa.Table, compression: str = "zstd") -> pa.Buffer:
 _ATTEMPT = re.compile(r"([0-9]{18})-([0-9]{6})-([0-9a-f]{32})")
 _NOTE = re.compile(rf"({_ATTEMPT.pattern})\.(0|[1-9][0-9]{{0,5}})")
 _ENDED = re.compile(rf"({_ATTEMPT.pattern})\.ended-(0|[1-9][0-9]{{0,5}})")
-#: Longer than any request to a storage takes.
+#: Exceeds the duration of any storage request.
 _LATE_MS = 3600_000
 _Number = Annotated[int, range(1_000_000)]
-#: A handle lists up to this many bytes of files: a list of one or two, which costs no request.
+#: A handle lists its files in up to this many bytes of JSON: short lists need no extra request.
 _LISTED_BYTES_MAX = 2048
 
 
 @dataclass(frozen=True)
 class DataFile(Stored):
-    """One file of an attempt, as notes and handles have it."""
+    """One file of an attempt, as stored in notes and handles."""
 
     rows: int
     size_bytes: int
     digest: Digest  #: XXH3-128 of its bytes
-    details: Mapping[str, Any]  #: What the sink itself keeps of it
+    details: Mapping[str, Any]  #: The sink's own metadata of the file
     attempt: Annotated[str, NOT_STORED] = ""
     number: Annotated[int, NOT_STORED] = 0  #: From 0, in the order of the attempt's rows
 
@@ -170,12 +170,12 @@ def _of_attempt(attempt: str, files: Iterable[DataFile], first: int = 0) -> list
 
 
 def file_name(attempt: str, number: int) -> str:
-    """Return the last part of a file's key."""
+    """Return the last segment of a file's key."""
     return f"part-{attempt}-{number:06}.parquet"
 
 
 def attempt_name(attempt: SinkAttempt) -> str:
-    """Return an attempt's name in keys."""
+    """Return the attempt's name as used in keys."""
     name = f"{attempt.batch_id:018}-{attempt.partition:06}-{attempt.attempt_id}"
     if not _ATTEMPT.fullmatch(name):
         raise InvalidArgumentError("an attempt's id must have 32 hexadecimal digits", attempt=name)
@@ -187,14 +187,14 @@ class PreparedAttempt(Stored):
     """A parsed handle."""
 
     attempt: Annotated[str, _ATTEMPT]
-    notes: _Number  #: How many it has
-    count: _Number  #: Of its files
-    digest: Digest  #: XXH3-128 of what the notes say of the files
-    files: tuple[DataFile, ...] | None  #: None if only the notes tell them
+    notes: _Number  #: The attempt's number of notes
+    count: _Number  #: The attempt's number of files
+    digest: Digest  #: XXH3-128 of the file entries in the notes
+    files: tuple[DataFile, ...] | None  #: None if only the notes list the files
 
     @classmethod
     def of(cls, attempt: str, notes: int, files: Sequence[DataFile]) -> PreparedAttempt:
-        """Return an attempt by what its notes say."""
+        """Build the handle of an attempt from its number of notes and its files."""
         text = json.dumps([file.to_json() for file in files], sort_keys=True).encode()
         listed = tuple(files) if len(text) <= _LISTED_BYTES_MAX else None
         return cls(attempt, notes, len(files), xxhash.xxh3_128_hexdigest(text), listed)
@@ -205,7 +205,7 @@ class PreparedAttempt(Stored):
 
 
 def attempts_of(handles: Iterable[Handle], batch_id: int | None = None) -> list[PreparedAttempt]:
-    """Return the attempts that handles name. Raises `CorruptionError` for malformed ones, or another micro-batch's."""
+    """Parse handles. Raises `CorruptionError` for a malformed handle, or one of a different micro-batch."""
     found = [PreparedAttempt.read(handle, "a handle") for handle in handles]
     for each in found:
         if batch_id not in (None, int(each.attempt[:18])):
@@ -224,7 +224,7 @@ class _Note(Stored):
 
 
 class Attempts:
-    """A query's attempts below a sink's URL. `folder` keeps their files; None if the target takes over the rows."""
+    """A query's attempts below a sink's URL. `folder` holds their files; None if the target copies the rows."""
 
     def __init__(self, storage: ObjectStorage, query: SinkQuery, folder: str | None) -> None:
         self.storage, self._query = storage, query
@@ -237,25 +237,25 @@ class Attempts:
         return self._files + name
 
     def note(self, attempt: str, number: int, first_file: int, files: Sequence[DataFile]) -> None:
-        """Store a note of the files to put."""
+        """Store a note of the files to be written."""
         note = _Note(self._query.sink, self._query.query_id, attempt, number, first_file, tuple(files))
         self.storage.put(self._key(attempt, number), stored_file.encode(KIND, note.to_json())[0])
 
     def require_note(self, attempt: str, number: int) -> None:
-        """Raise FencedError if an attempt's note is gone."""
+        """Raise `FencedError` if an attempt's note is gone."""
         try:
             self.storage.get(self._key(attempt, number))
         except NotFoundError as exc:
             raise FencedError("a new run of the query has ended this attempt", attempt=attempt) from exc
 
     def noted(self) -> dict[str, set[int]]:
-        """Return the numbers of each attempt's notes."""
+        """Return the note numbers of each attempt."""
         return _noted(info.key for info in self.storage.list(f"{self.folder}attempts/"))
 
     def files(
         self, attempts: Sequence[PreparedAttempt], there: Mapping[str, set[int]]
     ) -> tuple[list[DataFile], list[str]]:
-        """Return the files of attempts, and the missing attempts or files. `there`: as `noted` returns."""
+        """Return the attempts' files, and the missing attempts or files. `there`: the result of `noted`."""
         if gone := [each.attempt for each in attempts if there.get(each.attempt) != {*range(each.notes)}]:
             return [], gone
         listed = list(io_executor().map(self._listed, attempts))
@@ -266,7 +266,7 @@ class Attempts:
         return files, [file.name for file, size in zip(files, sizes, strict=True) if size != file.size_bytes]
 
     def _listed(self, attempt: PreparedAttempt) -> Sequence[DataFile] | None:
-        """Return an attempt's files, from its handle or its notes; None if it was ended."""
+        """Return an attempt's files from its handle or notes; None if the attempt was ended."""
         if attempt.files is not None:
             return _of_attempt(attempt.attempt, attempt.files)
         files = [file for number in range(attempt.notes) for file in self._read(attempt.attempt, number)]
@@ -279,17 +279,17 @@ class Attempts:
         return files
 
     def rows(self, files: Sequence[DataFile]) -> pa.Table:
-        """Return the rows of files."""
+        """Read the files' rows into one table."""
         asked = [(self.storage, self.key_of(file.name), file.size_bytes, file.digest) for file in files]
         return pa.concat_tables(io_executor().map(lambda each: read_file(*each), asked))
 
     def left(self) -> list[Handle]:
-        """Return the attempts that have notes, and those that were ended so long ago that no put is under way."""
+        """Return attempts with notes, and aborted attempts old enough that no put can still be in progress."""
         infos = self.storage.list(f"{self.folder}attempts/")
         there = _noted(info.key for info in infos)
         files = self._of_notes(there)
         marks = [(mark, info.modified_ms) for info in infos if (mark := _ended(info.key)) is not None]
-        # The driver's clock may be hours away from the store's.
+        # The driver's clock may be hours off the store's.
         over_ms = store_time_ms(PrefixedStorage(self.storage, FOLDER)) - _LATE_MS if marks else 0
         ended = sorted(mark for mark, stored_ms in marks if stored_ms < over_ms)
         over = [replace(PreparedAttempt.of(attempt, 0, ()), count=count, files=None) for attempt, count in ended]
@@ -309,13 +309,13 @@ class Attempts:
         self.storage.delete([*notes, *(self._mark(each.attempt, each.count) for each in over)])
 
     def end(self, attempts: Sequence[PreparedAttempt]) -> None:
-        """Delete objects that committed attempts no longer need: notes, and files whose rows the target has."""
+        """Delete the notes of committed attempts, and files whose rows the target has copied."""
         if self._is_staged:
             self.storage.delete([self.key_of(name) for each in attempts for name in each.names])
         self.forget((each.attempt, each.notes) for each in attempts)
 
     def forget(self, attempts: Iterable[tuple[str, int]]) -> None:
-        """Delete the notes of attempts, given how many each has."""
+        """Delete the notes of attempts, given as pairs of name and number of notes."""
         self.storage.delete([self._key(attempt, number) for attempt, notes in attempts for number in range(notes)])
 
     def _of_notes(self, there: Mapping[str, set[int]]) -> dict[str, list[DataFile]]:
@@ -364,23 +364,23 @@ class FileTarget(ABC):
     """A target that makes the files of one query's micro-batches visible."""
 
     def check(self, files: Sequence[DataFile]) -> None:  # noqa: B027  optional
-        """Check, before the decision, that the target takes these files."""
+        """Check, before the decision, that the target accepts these files."""
 
     @abstractmethod
     def has(self, batch_id: int, prepared: Sequence[PreparedAttempt], listed: Sequence[ObjectInfo]) -> bool:
-        """Tell whether a micro-batch of these attempts is visible. Raises `StateLostError` if one of others is."""
+        """Return whether these attempts are visible. Raises `StateLostError` if others at the micro-batch are."""
 
     @abstractmethod
     def show(self, batch_id: int, prepared: Sequence[PreparedAttempt], files: Sequence[DataFile]) -> None:
-        """Make a micro-batch visible that `has` did not find."""
+        """Make a micro-batch visible; called if `has` returned False."""
 
 
 class FileSink(TwoPhaseSink):
-    """See the module; a subclass is a frozen dataclass with these fields."""
+    """Base class of file sinks; a subclass is a frozen dataclass with these fields."""
 
     url: str
     compression: str
-    file_mb: int  #: How many MB of rows, uncompressed, make a file
+    file_mb: int  #: Uncompressed MB of rows per file
     credentials: ClassVar[Sequence[str]] = CREDENTIALS
 
     def __post_init__(self) -> None:
@@ -396,14 +396,14 @@ class FileSink(TwoPhaseSink):
     @property
     @abstractmethod
     def folder(self) -> str | None:
-        """The folder of files below the URL, ending in a slash; None if the target copies their rows."""
+        """The folder for files below the URL, with a final slash; None if the target copies the rows."""
 
     @abstractmethod
     def target(self, query: SinkQuery, attempts: Attempts) -> FileTarget:
         """Return a query's target."""
 
     def split(self, rows: pa.Table) -> Iterable[tuple[pa.Table, Mapping[str, Any]]]:
-        """Split gathered rows by file; add what the sink stores about each file."""
+        """Split buffered rows into one table per file, each with the sink's metadata for the file."""
         return [(rows, {})]
 
     def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
