@@ -1,1 +1,1 @@
-"""Results in a Kafka topic: prepared transactions, ended by the driver."""
+"""Kafka sink: workers prepare transactions, the driver ends them."""

@@ -1,18 +1,18 @@
-"""The brokers of a cluster: connections with TLS and SASL, whom to ask, how long to try again, and their transactions.
+"""Client for a cluster's brokers: TLS and SASL connections, request routing, retries and transactions.
 
     request   size int32 │ key int16 │ version int16 │ number int32 │ client id │ (tags) │ body
-    answer    size int32 │ number int32 │ (tags) │ body
+    response  size int32 │ number int32 │ (tags) │ body
 
-Permanent errors are the caller's: the code is returned. Transient ones, such as moving or loading coordinators,
-unfinished markers and restarting brokers, are waited for; then `UnavailableError`.
+The codes of permanent errors are returned to the caller. Requests that meet transient errors, such as moving or loading
+coordinators, unfinished markers and restarting brokers, are retried, and finally raise `UnavailableError`.
 
-A new producer of a transactional id gets a new epoch or a new producer id. So an id with these two numbers belongs to
-one attempt, and such a handle is:
+Each new producer of a transactional id gets a new epoch or a new producer id, so the three values in a handle identify
+one attempt. The state of a transactional id determines the state of the handle:
 
     Ongoing                             prepared
     PrepareCommit, CompleteCommit       committed
-    anything else, or not found         ended otherwise: aborted by us, by its time limit, or forgotten
-    the id with other numbers           the same, or committed long ago and reused since
+    any other state, or not found       aborted by the sink or by its timeout, or forgotten
+    different producer id or epoch      the same, or committed long ago and the id reused since
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Address = tuple[str, int]
 
 _CLIENT_ID = "holdfast"
 _ANSWER_MAX_BYTES = 64 << 20
-#: An answer is read in pieces: a broker's claimed size allocates nothing.
+#: Responses are read in pieces, so a broker's claimed size does not drive allocation.
 _PIECE_BYTES = 64 << 10
 _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 2, 500
 _ANSWER_LIMIT_MS = 10_000
@@ -63,11 +63,11 @@ MECHANISMS = ("PLAIN", *_HASHES)
 _ITERATIONS_MIN, _ITERATIONS_MAX = 1_000, 1_000_000
 #: States of a transaction.
 ONGOING, _EMPTY, _COMMITTING, _COMMITTED = "Ongoing", "Empty", "PrepareCommit", "CompleteCommit"
-#: Prefix of states in which markers are still to be written.
+#: Prefix of the states in which markers are still being written.
 _ENDING = "Prepare"
-#: No attempt has it, as users may set no less than a second: it marks ids that were fenced.
+#: Marks fenced ids: attempts never use this timeout, as users can set no less than a second.
 _FENCED_TIMEOUT_MS = 999
-# So many ids of 250 characters are a request of 250 KB.
+# With ids of 250 characters, a request has 250 KB.
 _IDS_PER_REQUEST = 1000
 _RIGHT = "write transactional ids that begin with holdfast.<name of the sink>."
 
@@ -83,14 +83,14 @@ class Login:
 
 @dataclass(frozen=True)
 class Security:
-    """TLS and login for brokers; neither if both are None."""
+    """TLS and login for broker connections; None disables either."""
 
     tls: ssl.SSLContext | None = None
     login: Login | None = None
 
 
 def authenticate(login: Login, send: Callable[[bytes], bytes], nonce: str) -> None:
-    """Log in by PLAIN or SCRAM (RFC 5802). Raises `MalformedAnswerError` if the server does not prove itself."""
+    """Log in by PLAIN or SCRAM (RFC 5802). Raises `MalformedAnswerError` if the server fails to authenticate itself."""
     if login.mechanism == "PLAIN":
         send(f"\0{login.user}\0{login.password}".encode())
         return
@@ -130,7 +130,7 @@ def _from_base64(text: str) -> bytes:
 
 
 class BrokerConnection:
-    """A connection to one broker; `OSError` and `MalformedAnswerError` of any call leave it unusable."""
+    """A connection to one broker, unusable after a call raises `OSError` or `MalformedAnswerError`."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class BrokerConnection:
             raise
 
     def ask(self, request: Request[T]) -> T:
-        """Send a request and return the parsed answer."""
+        """Send a request and return the parsed response."""
         low, high = self._known.get(request.key, (0, -1)) if self._known else (0, request.version)
         if not low <= request.version <= high:
             raise InvalidArgumentError(
@@ -219,21 +219,21 @@ class BrokerConnection:
 
 def _connected(address: Address, limit_ms: int) -> socket.socket:
     problem = f"no address of a broker: {address[0]!r}, port {address[1]}"
-    if not address[0]:  # this machine, to the resolver
+    if not address[0]:  # the resolver takes an empty name for this machine
         raise ConnectionError(problem)
     try:
         return socket.create_connection(address, limit_ms / 1000)
-    except (ValueError, OverflowError) as exc:  # what no resolver is asked for: a label of 64 characters
+    except (ValueError, OverflowError) as exc:  # an invalid name, as with a label of 64 characters
         raise ConnectionError(problem) from exc
 
 
 def _retriable_code(found: Sequence[tuple[Any, ...]]) -> int:
-    # The codes come first. If one is transient, all are asked for again.
+    # Each result begins with its code. One transient code repeats the whole request.
     return next((int(code) for code, *_ in found if code in protocol.RETRIABLE), 0)
 
 
 class Cluster:
-    """The brokers as one, for one thread; connects as needed. `patience_ms`: of one request, retries included."""
+    """Routes requests to a cluster's brokers, for one thread. `patience_ms`: time limit per request with retries."""
 
     def __init__(self, servers: Sequence[Address], security: Security, *, patience_ms: int) -> None:
         self._servers, self._security, self._patience_ms = list(servers), security, patience_ms
@@ -247,11 +247,11 @@ class Cluster:
         self._forget()
 
     def ask_any(self, request: Request[T], code_of: Callable[[T], int] = lambda _: 0) -> T:
-        """Ask the first broker that answers."""
+        """Send a request to the first broker that answers."""
         return self._patiently(request.name, lambda: self._ask_some(request), code_of)
 
     def ask_nodes(self, name: str, request_of: Callable[[Node], Request[C]], most: int | None = None) -> list[C]:
-        """Ask every broker, or that many; all again if one fails: a dead one stays listed for some seconds."""
+        """Query all brokers, or the first `most`; repeat all if one fails: dead brokers stay listed for seconds."""
 
         def ask() -> list[C]:
             nodes, _ = self._ask_some(protocol.metadata([]))
@@ -262,7 +262,7 @@ class Cluster:
         return self._patiently(name, ask, _retriable_code)
 
     def ask_coordinator(self, key: str, request: Request[T], code_of: Callable[[T], int], *, group: bool = False) -> T:
-        """Ask the coordinator of a transactional id or a group, even if it moves meanwhile."""
+        """Send a request to the coordinator of a transactional id or group; follow it if it moves."""
 
         def ask() -> T:
             return self._ask(self._addresses([key], group=group)[key], request)
@@ -272,7 +272,7 @@ class Cluster:
     def describe(
         self, ids: Sequence[str], code_of: Callable[[Sequence[TransactionDescription]], int] = _retriable_code
     ) -> dict[str, TransactionDescription]:
-        """Return the coordinators' descriptions by transactional id; unknown ids are left out."""
+        """Describe transactions, by transactional id; omit ids that their coordinator does not know."""
         found: list[TransactionDescription] = []
         for start in range(0, len(ids), _IDS_PER_REQUEST):
             ask = partial(self._describe, ids[start : start + _IDS_PER_REQUEST])
@@ -289,12 +289,12 @@ class Cluster:
             by_address[address].append(key)
         requests = [(address, protocol.describe_transactions(its)) for address, its in by_address.items()]
         found = [one for address, request in requests for one in self._ask(address, request)]
-        if {one.transactional_id for one in found} != {*ids}:  # unlike an id of which it knows nothing
+        if {one.transactional_id for one in found} != {*ids}:  # a coordinator also answers for unknown ids
             raise MalformedAnswerError("an answer on other transactions")
         return found
 
     def _addresses(self, keys: Sequence[str], *, group: bool = False) -> dict[str, Address]:
-        """Return where the coordinators of transactional ids, or of groups, are."""
+        """Return the addresses of the coordinators of transactional ids or groups."""
         missing = [key for key in keys if (key, group) not in self._coordinators]
         found = self.ask_any(protocol.find_coordinators(missing, group=group), _retriable_code) if missing else []
         for code, key, node in found:
@@ -341,7 +341,7 @@ class Cluster:
             pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
 
     def _ask_some(self, request: Request[T]) -> T:
-        # An open connection first: if one broker does all, one is enough.
+        # Prefer open connections: one may suffice for all requests.
         addresses = [*self._connections, *self._servers]
         for address in addresses[:-1]:
             try:
@@ -371,7 +371,7 @@ class Cluster:
 
 
 def refused(code: int, doing: str, **facts: object) -> InvalidArgumentError | UnavailableError:
-    """Return the error for a permanent code: a missing right, or the broker's own reason."""
+    """Return the error for a permanent code: a missing permission, or the broker's reason."""
     if code in protocol.UNAUTHORISED:
         return InvalidArgumentError(
             f"the user has no right to {doing}; docs/kafka-sink.md lists the rights that the sink needs",
@@ -383,28 +383,28 @@ def refused(code: int, doing: str, **facts: object) -> InvalidArgumentError | Un
 
 @dataclass(frozen=True)
 class PreparedTransaction(Stored):
-    """A parsed handle: the same numbers, whoever found the transaction; -1 where an attempt wrote nothing."""
+    """A parsed handle; producer id and epoch are -1 if the attempt wrote no rows."""
 
     transactional_id: str
     producer_id: Annotated[int, range(-1, NUMBER_LIMIT)]
     epoch: Annotated[int, range(-1, 1 << 15)]
 
     def is_in(self, states: Collection[str], known: Mapping[str, TransactionDescription]) -> bool:
-        """Tell whether this transaction, not another of its id, is in one of these states."""
+        """Return whether this transaction, not a different one with the same id, is in one of these states."""
         found = known.get(self.transactional_id)
         return found is not None and found.state in states and self == _identity(found)
 
     def is_open(self, known: Mapping[str, TransactionDescription]) -> bool:
-        """Tell whether it can still be committed or aborted."""
+        """Return whether the transaction can still be committed or aborted."""
         return self.is_in([ONGOING], known)
 
     def is_committed(self, known: Mapping[str, TransactionDescription]) -> bool:
-        """Tell whether it has been committed, perhaps not yet in all partitions."""
+        """Return whether the transaction was committed, perhaps not yet in all partitions."""
         return self.is_in([_COMMITTING, _COMMITTED], known)
 
 
 def with_rows(handles: Iterable[Handle], prefix: str = "") -> list[PreparedTransaction]:
-    """Read handles of attempts that wrote something. Raises `CorruptionError` for an id without the prefix."""
+    """Parse handles; omit attempts without rows. Raises `CorruptionError` for an id without the prefix."""
     found = [PreparedTransaction.read(handle, "a handle") for handle in handles]
     for one in found:
         if not one.transactional_id.startswith(prefix):
@@ -413,12 +413,12 @@ def with_rows(handles: Iterable[Handle], prefix: str = "") -> list[PreparedTrans
 
 
 def is_spare(cluster: Cluster, one: PreparedTransaction) -> bool:
-    """Tell whether an id has done nothing since its commit, so that another attempt may reuse it."""
+    """Return whether an id is unused since its commit, so that a new attempt may reuse it."""
     return one.is_in([_COMMITTED], cluster.describe([one.transactional_id]))
 
 
 def commit(cluster: Cluster, one: PreparedTransaction) -> bool:
-    """Commit; return False if the transaction was aborted or lost."""
+    """Commit a transaction; return False if it was aborted or lost."""
     request = protocol.end_txn(one.transactional_id, one.producer_id, one.epoch)
     code = cluster.ask_coordinator(one.transactional_id, request, lambda answer: answer)
     if code and code not in protocol.ENDED_OTHERWISE:
@@ -427,7 +427,7 @@ def commit(cluster: Cluster, one: PreparedTransaction) -> bool:
 
 
 def ended(cluster: Cluster, ids: Sequence[str]) -> dict[str, TransactionDescription]:
-    """Return transactions once they have ended in all partitions; EndTxn is answered earlier."""
+    """Wait until transactions have ended in all partitions, which EndTxn does not; return their descriptions."""
 
     def code_of(found: Sequence[TransactionDescription]) -> int:
         under_way = any(one.state.startswith(_ENDING) for one in found)
@@ -437,9 +437,9 @@ def ended(cluster: Cluster, ids: Sequence[str]) -> dict[str, TransactionDescript
 
 
 def fence(cluster: Cluster, transactional_id: str) -> None:
-    """Abort a transactional id's open transaction, and fence its producer for good.
+    """Abort a transactional id's open transaction and permanently fence its producer.
 
-    "Ask again" means it is being aborted: asking again would begin a producer for later starts to wait for.
+    CONCURRENT_TRANSACTIONS means that the abort is in progress: a retry would register a new producer needlessly.
     """
 
     def code_of(answer: int) -> int:
@@ -455,9 +455,9 @@ def fence(cluster: Cluster, transactional_id: str) -> None:
 
 
 def left_open(cluster: Cluster, prefix: str) -> list[PreparedTransaction]:
-    """Return the open transactions of ids with a prefix, and fence producers that have not begun one."""
+    """Return the open transactions of ids with a prefix; fence idle producers of such ids."""
     ids = _listed(cluster, prefix, [ONGOING, _EMPTY])
-    # A producer fenced before its first message stays in this state for days.
+    # A producer fenced before its first message stays Empty for days.
     for name, known in cluster.describe(ids[_EMPTY]).items():
         if known.state == _EMPTY and known.timeout_ms != _FENCED_TIMEOUT_MS:
             fence(cluster, name)
@@ -465,9 +465,9 @@ def left_open(cluster: Cluster, prefix: str) -> list[PreparedTransaction]:
 
 
 def fence_others(cluster: Cluster, prefix: str, batch_id: int, committed: Iterable[PreparedTransaction]) -> None:
-    """End open transactions of other attempts at a committed micro-batch, or at earlier ones.
+    """Abort open transactions of other attempts at this or an earlier micro-batch.
 
-    Until it times out, a dead attempt's would hide later messages from consumers of committed ones.
+    Until its timeout, a dead attempt's transaction would block ``read_committed`` consumers.
     """
     ours = {one.transactional_id for one in committed}
     for name in _listed(cluster, prefix, [ONGOING])[ONGOING]:
@@ -477,7 +477,7 @@ def fence_others(cluster: Cluster, prefix: str, batch_id: int, committed: Iterab
 
 
 def _listed(cluster: Cluster, prefix: str, states: Sequence[str]) -> dict[str, list[str]]:
-    """Return transactional ids with a prefix, by state."""
+    """Return the transactional ids with a prefix, grouped by state."""
     request = protocol.list_transactions(states)
     ids: dict[str, list[str]] = defaultdict(list)
     for code, listed in cluster.ask_nodes(request.name, lambda _: request):
@@ -490,7 +490,7 @@ def _listed(cluster: Cluster, prefix: str, states: Sequence[str]) -> dict[str, l
 
 
 def find_topic(cluster: Cluster, name: str) -> Topic | None:
-    """Return a topic's description; None if it is absent or invisible to the user."""
+    """Return a topic's metadata; None if the topic is absent or invisible to the user."""
     _, topics = cluster.ask_any(protocol.metadata([name]), lambda answer: _retriable_code(answer[1]))
     found = next((one for one in topics if one.name == name), None)
     if found is None or found.code == KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -501,7 +501,7 @@ def find_topic(cluster: Cluster, name: str) -> Topic | None:
 
 
 def longest_timeout_ms(cluster: Cluster) -> int | None:
-    """Return the brokers' limit on the length of a transaction; None if unknown, as without the right to ask."""
+    """Return the brokers' limit on transaction timeouts; None if unknown, as without permission to read it."""
 
     def request_of(node: Node) -> Request[tuple[int, str | None]]:
         return protocol.broker_setting(str(node.number), "transaction.max.timeout.ms")

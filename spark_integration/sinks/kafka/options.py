@@ -1,6 +1,6 @@
-"""How brokers are reached: the user's options, as librdkafka names them, for its producer and for our own requests.
+"""Connection options in librdkafka's names, for its producer and for the sink's own requests.
 
-They come from the query, never from the sink, as they may hold credentials, which no error, log or repr shows.
+Options come from the query, never from the sink: they may contain credentials, which no error, log or repr shows.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ CREDENTIALS = (
     *("ssl.key.password", "ssl.key.pem", "ssl.keystore.password"),
 )
 
-#: Options that make results exactly once are not the user's to set.
+#: Options that exactly-once delivery depends on: the user must not set them.
 _OURS = (
     *("transactional.id", "enable.idempotence", "acks", "request.required.acks", "enable.gapless.guarantee"),
     "delivery.report.only.error",
 )
-#: With those ending in ``_cb``: options that librdkafka's client takes only from Python.
+#: Like options that end with ``_cb``, these take Python objects.
 _NO_TEXT = ("logger", "on_delivery", "default.topic.config")
 _DEFAULTS: Mapping[str, str | int | bool] = {
-    # As Kafka's own clients choose a partition by the key, Spark's sink among them.
+    # The key-based partitioner of Kafka's Java client, which Spark's sink uses.
     "partitioner": "murmur2_random",
-    # Otherwise a new producer waits for 50 or 500 ms before its second connection: docs/decisions/0040-kafka-sink.md.
+    # Otherwise a new producer waits 50 or 500 ms before its second connection: docs/decisions/0040-kafka-sink.md.
     "enable.sparse.connections": False,
-    # A broker that is back is found soon: by default, after 10 s.
+    # Reconnect to a restarted broker quickly: the default is 10 s.
     "reconnect.backoff.max.ms": 1000,
     "enable.idempotence": True,
-    # Who succeeds is not told: a call of Python per message.
+    # Do not report successes: each costs a Python call.
     "delivery.report.only.error": True,
 }
 _SECRET = ("password", "secret", "key.pem", "username", "oauthbearer.config", "jaas", "token")
@@ -46,13 +46,13 @@ _UNREADABLE = ("ssl.keystore.location", "ssl.key.pem", "ssl.certificate.pem", "s
 
 @dataclass(frozen=True)
 class ClientOptions:
-    """The options of one query's sink."""
+    """Connection options of a sink in one query."""
 
-    values: Mapping[str, str] = field(repr=False)  #: librdkafka's, with ``bootstrap.servers``
+    values: Mapping[str, str] = field(repr=False)  #: librdkafka's options, including ``bootstrap.servers``
 
     @classmethod
     def of(cls, options: Mapping[str, str], servers: str | None) -> ClientOptions:
-        """Check the user's options, which go before `servers`. Raises `InvalidArgumentError` for the sink's own."""
+        """Check the user's options, which override `servers`. Raises `InvalidArgumentError` for a forbidden option."""
         for name in _OURS:
             if name in options:
                 raise InvalidArgumentError("the Kafka sink sets this option itself; remove it", option=name)
@@ -70,7 +70,7 @@ class ClientOptions:
 
     @property
     def timeout_ms(self) -> int | None:
-        """How long a transaction may be open, if the user sets it."""
+        """The user's transaction timeout; None if not set."""
         value = self.values.get(TIMEOUT)
         if value is None:
             return None
@@ -81,7 +81,7 @@ class ClientOptions:
         return int(value)
 
     def for_producer(self, transactional_id: str, timeout_ms: int) -> dict[str, object]:
-        """Return the options for librdkafka's producer."""
+        """Return the configuration for librdkafka's producer."""
         return {**_DEFAULTS, **self.values, "transactional.id": transactional_id, TIMEOUT: timeout_ms}
 
     def servers(self) -> list[tuple[str, int]]:
@@ -89,7 +89,7 @@ class ClientOptions:
         return [_address(part) for part in self.values[SERVERS].split(",") if part.strip()]
 
     def security(self) -> Security:
-        """Return how our connections are secured. Raises `InvalidArgumentError` for what only librdkafka knows."""
+        """Return the security of the sink's own connections. Raises `InvalidArgumentError` if unsupported."""
         protocol = self.values.get("security.protocol", "plaintext").lower()
         if protocol not in ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl"):
             raise InvalidArgumentError("security.protocol must be plaintext, ssl, sasl_plaintext or sasl_ssl")
@@ -97,11 +97,11 @@ class ClientOptions:
         return Security(tls, self._login() if protocol.startswith("sasl") else None)
 
     def cluster(self, patience_ms: int) -> Cluster:
-        """Return the brokers."""
+        """Return a client for the cluster."""
         return Cluster(self.servers(), self.security(), patience_ms=patience_ms)
 
     def without_secrets(self, text: str) -> str:
-        """Redact the values of possibly secret options in a text of librdkafka."""
+        """Redact the values of possibly secret options in a librdkafka message."""
         for name, value in self.values.items():
             if value and any(word in name for word in _SECRET):
                 text = text.replace(value, "***")
@@ -139,7 +139,7 @@ class ClientOptions:
             if "ssl.cipher.suites" in self.values:
                 tls.set_ciphers(self.values["ssl.cipher.suites"])
         except (OSError, ValueError):
-            # Without its cause: it may name what a PEM holds.
+            # Without its cause, which may quote a PEM's contents.
             raise InvalidArgumentError(
                 "the certificates cannot be read; check ssl.ca.location, ssl.certificate.location, ssl.key.location "
                 "and ssl.key.password"

@@ -1,32 +1,32 @@
-"""The twelve requests that the sink sends to brokers itself, in Kafka's wire format.
+"""The twelve Kafka requests that the sink sends without librdkafka, in Kafka's wire format.
 
-A layout says how bytes are written and read:
+A layout string describes a request's or response's fields:
 
-    b h i q ?   numbers, as `struct` names them       u   a UUID, as 32 hexadecimal digits
+    b h i q ?   numbers, as in `struct`               u   a UUID, as 32 hexadecimal digits
     s           a string, or null                     y   bytes
-    […]         an array of what is inside, or null   (…) a struct
+    […]         an array of the enclosed item, or null (…) a struct
 
     plain       string = int16 length, bytes          array = int32 count, items
     flexible    string = varint length + 1            array = varint count + 1      tags after each struct
 
 Each request has one fixed version:
 
-    Metadata                 3  10        the first with topic ids, which tell a recreated topic: Kafka 2.8
-    OffsetCommit             8  2         up to 4 it may say how long to keep the offset
-    OffsetFetch              9  2         plain; the first that can ask for all topics of a group
-    FindCoordinator         10  4         the first that asks for many at once: Kafka 3.0
-    SaslHandshake           17  1         the tokens follow in requests of their own
-    ApiVersions             18  0         any broker answers it
-    InitProducerId          22  1         plain: a new epoch, without naming the old one
-    EndTxn                  26  2         ends a transaction without moving its epoch: a repeat is recognised
+    Metadata                 3  10        the first with topic ids, to detect a recreated topic: Kafka 2.8
+    OffsetCommit             8  2         up to version 4 it can set the offset's retention
+    OffsetFetch              9  2         plain; the first that can fetch all topics of a group
+    FindCoordinator         10  4         the first that takes several keys: Kafka 3.0
+    SaslHandshake           17  1         the tokens follow in separate requests
+    ApiVersions             18  0         accepted by every broker
+    InitProducerId          22  1         plain; requests a new epoch without giving the old one
+    EndTxn                  26  2         ends a transaction and keeps its epoch, so a repeat is recognised
     DescribeConfigs         32  1         plain
     SaslAuthenticate        36  0         plain
-    DescribeTransactions    65  0         the only one: Kafka 3.0
+    DescribeTransactions    65  0         the only version: Kafka 3.0
     ListTransactions        66  0         the first: Kafka 3.0
 
-From version 5 on, EndTxn is of "transactions v2" (Kafka 4): the broker moves the epoch when a transaction ends, so that
-a repeated commit would find another epoch than its handle names. librdkafka's producers speak older versions, too, and
-brokers tell the two by this version alone.
+EndTxn from version 5 uses "transactions v2" (Kafka 4): the broker bumps the epoch when a transaction ends, so that a
+repeated commit would not match the epoch in its handle. librdkafka's producers use older versions too, and brokers distinguish
+the protocols only by this version.
 
 Source: https://kafka.apache.org/protocol
 """
@@ -43,9 +43,9 @@ from confluent_kafka import KafkaError
 
 T = TypeVar("T")
 
-#: librdkafka has no name for it.
+#: An error code that librdkafka does not name.
 TRANSACTIONAL_ID_NOT_FOUND = 105
-#: The same request may succeed in a moment: a coordinator moves, loads, or still writes its markers.
+#: Transient errors: a coordinator is moving or loading, or has not finished writing its markers.
 RETRIABLE = frozenset(
     {
         KafkaError.LEADER_NOT_AVAILABLE,
@@ -61,7 +61,7 @@ RETRIABLE = frozenset(
         KafkaError.THROTTLING_QUOTA_EXCEEDED,
     }
 )
-#: The user's rights do not suffice.
+#: The user lacks a permission.
 UNAUTHORISED = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -70,7 +70,7 @@ UNAUTHORISED = frozenset(
         KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     }
 )
-#: What EndTxn answers if the transaction has ended otherwise, was fenced, or is forgotten.
+#: EndTxn errors for a transaction that was aborted, fenced or forgotten.
 ENDED_OTHERWISE = frozenset(
     {
         KafkaError.INVALID_PRODUCER_EPOCH,
@@ -84,12 +84,12 @@ ENDED_OTHERWISE = frozenset(
 _GROUP, _TRANSACTION = 0, 1
 _BROKER = 4
 _KEEP_MS = 100 * 365 * 24 * 3600 * 1000
-#: The id of a topic that is given by name.
+#: The all-zero topic id, for topics requested by name.
 _NO_ID = "0" * 32
 
 
 def name_of(code: int) -> str:
-    """Return Kafka's name of an error code."""
+    """Return Kafka's name for an error code."""
     return "TRANSACTIONAL_ID_NOT_FOUND" if code == TRANSACTIONAL_ID_NOT_FOUND else KafkaError(code).name()
 
 
@@ -99,7 +99,7 @@ class MalformedAnswerError(Exception):
 
 @cache
 def _parsed(layout: str) -> tuple[Any, ...]:
-    """Return a layout's fields: letters, and pairs of a bracket and the fields inside."""
+    """Parse a layout into letters and pairs of a closing bracket and the enclosed fields."""
     fields: list[Any] = []
     around: list[list[Any]] = []
     for letter in layout.replace(" ", ""):
@@ -115,7 +115,7 @@ def _parsed(layout: str) -> tuple[Any, ...]:
 
 
 def encoded(layout: str, *values: object, flexible: bool = False) -> bytes:
-    """Return the body of a request."""
+    """Encode values by a layout."""
     out = bytearray()
     _write_struct(out, _parsed(layout), values, flexible=flexible)
     return bytes(out)
@@ -125,7 +125,7 @@ def _write_struct(out: bytearray, fields: Sequence[Any], values: Sequence[Any], 
     for each, value in zip(fields, values, strict=True):
         _write(out, each, value, flexible=flexible)
     if flexible:
-        out += b"\0"  # no tags follow
+        out += b"\0"  # no tagged fields
 
 
 def _write(out: bytearray, each: Any, value: Any, *, flexible: bool) -> None:
@@ -155,17 +155,17 @@ def _varint(value: int) -> bytes:
 
 
 class Response:
-    """A broker's answer. It comes from outside: every length and count is checked before it is used."""
+    """A broker's response. It is untrusted: every length and count is checked before use."""
 
     def __init__(self, body: bytes, *, flexible: bool = False) -> None:
         self._body, self._at, self._flexible = body, 0, flexible
 
     def read(self, layout: str) -> tuple[Any, ...]:
-        """Return the next fields: structs as tuples, arrays as lists. Raises `MalformedAnswerError`."""
+        """Decode the next fields: structs as tuples, arrays as lists. Raises `MalformedAnswerError`."""
         return tuple(map(self._field, _parsed(layout)))
 
     def skip_tags(self) -> None:
-        """Skip the tagged fields that may end a struct."""
+        """Skip the tagged fields at the end of a flexible struct."""
         if self._flexible:
             for _ in range(self._varint()):
                 self._varint()
@@ -188,7 +188,7 @@ class Response:
 
     def _array(self, item: Any) -> list[Any]:
         count = self._length("i")
-        # An item takes a byte at least: what cannot be there is not allocated.
+        # Each item takes at least one byte: never allocate more items than remaining bytes.
         if count > len(self._body) - self._at:
             raise MalformedAnswerError("an array is longer than the answer")
         return [self._field(item) for _ in range(max(count, 0))]
@@ -221,7 +221,7 @@ class Response:
 
 @dataclass(frozen=True)
 class Request(Generic[T]):
-    """One request, and how to read its answer, which may be longer than the layout."""
+    """A request and the parser of its response, which may be longer than `layout`."""
 
     name: str
     key: int
@@ -232,12 +232,12 @@ class Request(Generic[T]):
     flexible: bool = False
 
     def read(self, answer: Response) -> T:
-        """Parse an answer. Raises `MalformedAnswerError` if it does not answer this request."""
+        """Parse a response. Raises `MalformedAnswerError` if it does not match the layout."""
         return self.result(*answer.read(self.layout))
 
 
 class Node(NamedTuple):
-    """A broker."""
+    """A broker's id and address."""
 
     number: int
     host: str
@@ -245,7 +245,7 @@ class Node(NamedTuple):
 
 
 class Topic(NamedTuple):
-    """A topic's metadata; `operations` are the bits of the user's rights."""
+    """A topic's metadata; `operations` is the bit set of the user's permitted operations."""
 
     code: int
     name: str
@@ -254,7 +254,7 @@ class Topic(NamedTuple):
 
 
 class TransactionDescription(NamedTuple):
-    """DescribeTransactions' answer for a transactional id."""
+    """The DescribeTransactions result for a transactional id."""
 
     code: int
     transactional_id: str
@@ -274,7 +274,7 @@ class CommittedOffset(NamedTuple):
 
 
 def api_versions() -> Request[tuple[int, dict[int, tuple[int, int]]]]:
-    """Ask for a broker's API versions: the code, and the lowest and highest version by request."""
+    """Request a broker's API versions; the result is the code and the (lowest, highest) version by request key."""
 
     def result(code: int, known: list[tuple[int, int, int]]) -> tuple[int, dict[int, tuple[int, int]]]:
         return code, {key: (low, high) for key, low, high in known}
@@ -283,17 +283,17 @@ def api_versions() -> Request[tuple[int, dict[int, tuple[int, int]]]]:
 
 
 def sasl_handshake(mechanism: str) -> Request[int]:
-    """Ask for a mechanism: the code."""
+    """Select a SASL mechanism; the result is the code."""
     return Request("SaslHandshake", 17, 1, encoded("s", mechanism), "h", lambda code: code)
 
 
 def sasl_authenticate(token: bytes) -> Request[tuple[int, bytes]]:
-    """Send a token of the mechanism: the code, and the server's token."""
+    """Send a SASL token; the result is the code and the server's token."""
     return Request("SaslAuthenticate", 36, 0, encoded("y", token), "hsy", lambda code, _, theirs: (code, theirs))
 
 
 def metadata(topics: Sequence[str]) -> Request[tuple[list[Node], list[Topic]]]:
-    """Ask for all brokers, and for topics by name, with the user's rights; create no topic."""
+    """Request all brokers, and topics by name with the user's permissions; never creates a topic."""
     body = encoded("[(us)] ???", [(_NO_ID, name) for name in topics], False, False, True, flexible=True)
 
     def result(_: int, nodes: list[Any], _cluster: str, _leader: int, found: list[Any]) -> Any:
@@ -305,7 +305,7 @@ def metadata(topics: Sequence[str]) -> Request[tuple[list[Node], list[Topic]]]:
 
 
 def find_coordinators(keys: Sequence[str], *, group: bool = False) -> Request[list[tuple[int, str, Node]]]:
-    """Ask for the coordinators of transactional ids, or of groups: code, key and broker of each."""
+    """Find the coordinators of transactional ids or groups; the result has each key's code, key and broker."""
     body = encoded("b [s]", _GROUP if group else _TRANSACTION, keys, flexible=True)
 
     def result(_: int, found: list[Any]) -> list[tuple[int, str, Node]]:
@@ -315,18 +315,18 @@ def find_coordinators(keys: Sequence[str], *, group: bool = False) -> Request[li
 
 
 def init_producer_id(transactional_id: str, timeout_ms: int) -> Request[int]:
-    """Ask for a new epoch of a transactional id, which ends an older one's transaction: the code."""
+    """Request a new epoch of a transactional id, which aborts its open transaction; the result is the code."""
     return Request("InitProducerId", 22, 1, encoded("si", transactional_id, timeout_ms), "ih", lambda _, code: code)
 
 
 def end_txn(transactional_id: str, producer_id: int, epoch: int) -> Request[int]:
-    """Ask to commit: the code."""
+    """Commit a transaction; the result is the code."""
     body = encoded("sqh?", transactional_id, producer_id, epoch, True)
     return Request("EndTxn", 26, 2, body, "ih", lambda _, code: code)
 
 
 def describe_transactions(transactional_ids: Sequence[str]) -> Request[list[TransactionDescription]]:
-    """Ask a coordinator for the state of its transactional ids."""
+    """Request the state of transactional ids from their coordinator."""
 
     def result(_: int, found: list[Any]) -> list[TransactionDescription]:
         return [TransactionDescription(code, name or "", state or "", *rest) for code, name, state, *rest, _ in found]
@@ -336,7 +336,7 @@ def describe_transactions(transactional_ids: Sequence[str]) -> Request[list[Tran
 
 
 def list_transactions(states: Sequence[str]) -> Request[tuple[int, list[tuple[str, str]]]]:
-    """Ask a coordinator for all transactional ids in some states: the code, ids and states."""
+    """List a broker's transactional ids in the given states; the result is the code and (id, state) pairs."""
 
     def result(_: int, code: int, _unknown: list[str], found: list[Any]) -> tuple[int, list[tuple[str, str]]]:
         return code, [(name or "", state or "") for name, _, state in found]
@@ -346,7 +346,7 @@ def list_transactions(states: Sequence[str]) -> Request[tuple[int, list[tuple[st
 
 
 def broker_setting(node: str, setting: str) -> Request[tuple[int, str | None]]:
-    """Ask a broker, by its number, for one of its settings: the code and the value."""
+    """Request a setting of the broker with the id `node`; the result is the code and the value."""
 
     def result(_: int, found: list[Any]) -> tuple[int, str | None]:
         code, *_, settings = found[0] if found else (0, [])
@@ -357,7 +357,7 @@ def broker_setting(node: str, setting: str) -> Request[tuple[int, str | None]]:
 
 
 def commit_offset(group: str, committed: CommittedOffset) -> Request[int]:
-    """Ask to store an offset and a text for a group without members: the code."""
+    """Store an offset and a text for a group without members; the result is the code."""
 
     def result(found: list[Any]) -> int:
         return next((code for _, partitions in found for _, code in partitions if code), 0)
@@ -368,7 +368,7 @@ def commit_offset(group: str, committed: CommittedOffset) -> Request[int]:
 
 
 def fetch_offsets(group: str) -> Request[tuple[int, list[CommittedOffset]]]:
-    """Ask for all offsets of a group: the code, and offsets with their texts."""
+    """Fetch all offsets of a group; the result is the code and the offsets with their texts."""
 
     def result(found: list[Any], code: int) -> tuple[int, list[CommittedOffset]]:
         parts = [(topic or "", *part) for topic, partitions in found for part in partitions]
@@ -378,7 +378,7 @@ def fetch_offsets(group: str) -> Request[tuple[int, list[CommittedOffset]]]:
 
 
 def _node(number: int, host: str | None, port: int) -> Node:
-    # -1 with an empty host where there is an error instead.
+    # On an error, the port is -1 and the host empty.
     if not -1 <= port < 1 << 16:
         raise MalformedAnswerError("a broker has no such port")
     return Node(number, host or "", port)

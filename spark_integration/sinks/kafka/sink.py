@@ -1,36 +1,35 @@
-"""`KafkaSink`: the results of a query as messages of a topic, each exactly once.
+"""`KafkaSink`: writes a query's results as messages to Kafka exactly once.
 
-    transactional id   holdfast.<sink>.<query>.<batch>.<partition>.<attempt>     of the attempt that first had it
-                       holdfast.<sink>.check                                     by which `open` tries its rights
+    transactional id   holdfast.<sink>.<query>.<batch>.<partition>.<attempt>     of the attempt that first used it
+                       holdfast.<sink>.check                                     used by `open` to check permissions
     consumer group     holdfast.<sink>     an offset at partition 0              the mark, see below
-    handle             transactional_id, producer_id, epoch                      Kafka's own numbers; no secrets
+    handle             transactional_id, producer_id, epoch                      assigned by Kafka; no secrets
 
-Names of sinks and queries have no dots, so no id begins with the prefix of another query.
+Names of sinks and queries contain no dots, so no id starts with a different query's prefix.
 
-The mark says which query writes under a sink's name, and its newest micro-batch that is wholly visible:
+The mark records which query writes under a sink's name, and its newest completely visible micro-batch:
 
     consumer group   holdfast.<sink>     topic, partition 0
-    offset           number of the micro-batch + 1; 0 if the query has begun and committed nothing
+    offset           micro-batch + 1; 0 if the query has committed nothing yet
     metadata         the ids of the query and of the topic
 
-The driver commits this offset after a micro-batch: the mark may be one behind, never ahead. An overtaken driver may
-write it late, and so set it back: a start assumes that everything before the last decision was shown. There is no
-member of the group. A broker drops such offsets after a week, but not where a commit says how long to keep it, as
-OffsetCommit could until version 4. With its topic the mark goes, too, though some moments later: until then the topic's
-id tells. Brokers that are upgraded from before 2.8 have no ids, all zeros, until `inter.broker.protocol.version` is
-raised.
+The driver commits this offset after a micro-batch: the mark may lag by one, but is never ahead. An overtaken driver may
+write it late and set it back, so a start assumes that everything before the last decision was visible. The group has no
+members. Brokers drop such offsets after a week unless a commit sets their retention, as OffsetCommit could until
+version 4. The mark is deleted with its topic, but with a short delay: until then, the topic id reveals a recreated
+topic. Brokers upgraded from before 2.8 report all-zero ids until `inter.broker.protocol.version` is raised.
 
-A worker's rows become messages of one producer for one attempt, whose transaction outlives it:
+Each attempt of a worker writes its rows through its own producer, and the transaction outlives the producer:
 
     Producer(transactional.id of this attempt) ─ init_transactions ─ begin ─ produce … ─ flush ─ describe ─ gone
                                                                                           │
                               handle: transactional id, producer id, epoch  ◀─────────────┘
 
-Kafka's clients have no "prepare". But a transaction whose messages have all been acknowledged is durable and invisible,
-and its coordinator lets anyone end it who gives its id, producer id and epoch; the coordinator tells the latter two. A
-destroyed producer leaves its transaction unchanged.
+Kafka's clients have no "prepare". However, once all its messages are acknowledged, a transaction is durable but
+invisible, and any client that presents its transactional id, producer id and epoch can end it; DescribeTransactions
+returns the latter two. A destroyed producer leaves its transaction unchanged.
 
-Rows have the columns that Spark's Kafka sink takes, and ``timestamp``: docs/kafka-sink.md.
+Rows have the columns of Spark's Kafka sink, and ``timestamp``: docs/kafka-sink.md.
 """
 
 from __future__ import annotations
@@ -74,14 +73,14 @@ from holdfast.spark_integration.spark_types import require_utf8
 
 _log = logging.getLogger("holdfast.kafka")
 _NO_ID = "0" * 32
-_KAFKAS_TIMEOUT_MS = 900_000  # transaction.max.timeout.ms where nobody has set it
+_KAFKAS_TIMEOUT_MS = 900_000  # the default of transaction.max.timeout.ms
 _MAY_WRITE = 1 << 4
-# By servers: asked once by each process.
+# By ``bootstrap.servers``: read once per process.
 _limits_ms: dict[str, int] = {}
 
 
 class Mark:
-    """The mark of one sink at one topic: see the module."""
+    """The mark of a sink at a topic; the module describes it."""
 
     def __init__(self, cluster: Cluster, sink: str, topic: str) -> None:
         self._cluster, self._sink, self._topic = cluster, sink, topic
@@ -89,13 +88,13 @@ class Mark:
         self._known_id: str | None = None
 
     def claim(self, query: SinkQuery) -> int:
-        """Make this query the writer here; return its newest micro-batch, -1 if there is none.
+        """Make this query the sink's writer; return its newest visible micro-batch, -1 if there is none.
 
-        Raises `ConflictError` if a query that is not replaced writes here, `StateLostError` if the mark is gone.
+        Raises `ConflictError` if a query that is not replaced owns the mark, `StateLostError` if the mark is gone.
         """
         mark, was_shown = self._read(), -1 if query.was_shown is None else query.was_shown
         if mark is None and query.was_shown is not None:
-            # A new one would show none, and be taken for one behind the first micro-batch, whose messages are gone.
+            # A new mark would look as if it lagged behind the first micro-batch, although its messages are gone.
             raise self._gone()
         if mark is not None and mark.text == query.query_id:
             return max(mark.offset - 1, was_shown)
@@ -105,14 +104,14 @@ class Mark:
         return was_shown
 
     def require(self, query: SinkQuery, batch_id: int) -> bool:
-        """Return whether this micro-batch was ever wholly visible. Raises `StateLostError` if all marks are gone."""
+        """Return whether the micro-batch is marked as visible. Raises `StateLostError` if the mark is gone."""
         mark = self._read()
         if mark is None:
             raise self._gone(batch=batch_id)
         return mark.text == query.query_id and mark.offset > batch_id
 
     def put(self, query: SinkQuery, batch_id: int) -> None:
-        """Mark a micro-batch as visible, unless the query was replaced meanwhile, or a later one is marked."""
+        """Mark a micro-batch as visible, unless the query was replaced or a later micro-batch is marked."""
         mark = self._read()
         if mark is not None and mark.text == query.query_id and mark.offset <= batch_id:
             self._write(query, batch_id + 1)
@@ -145,7 +144,7 @@ class Mark:
             raise refused(code, f"keep an offset of the consumer group {self._group} at the topic {self._topic}")
 
     def _topic_id(self) -> str:
-        """Return the topic's id; for a missing topic, an id that no mark has."""
+        """Return the topic's id; for a missing topic, a text that matches no mark."""
         if self._known_id is None:
             found = brokers.find_topic(self._cluster, self._topic)
             self._known_id = found.topic_id if found else "gone"
@@ -153,7 +152,7 @@ class Mark:
 
 
 class KafkaSink(ReusingSink):
-    """See the module and `holdfast.sinks.kafka`."""
+    """The sink that `holdfast.sinks.kafka` returns."""
 
     credentials: ClassVar[Sequence[str]] = CREDENTIALS
 
@@ -173,7 +172,7 @@ class KafkaSink(ReusingSink):
     def open(self, query: SinkQuery, schema: pa.Schema) -> int | None:
         check_schema(schema, self.topic)
         options = self._options(query)
-        # Before the brokers are asked: it names an option that does not exist.
+        # Check the options before contacting brokers: creating a producer rejects unknown options.
         timeout_ms = options.timeout_ms
         producer_of(options, options.for_producer(self._check_id, timeout_ms or _KAFKAS_TIMEOUT_MS))
         with options.cluster(self._patience_ms) as cluster:
@@ -224,13 +223,13 @@ class KafkaSink(ReusingSink):
             committed = [one for one in wanted if one.is_committed(known)]
             waiting = [one for one in wanted if one.is_open(known)]
             if is_shown and waiting:
-                # The mark comes last: these are another driver's, whose messages would be there beside the others.
+                # The mark is written last, so these belong to another driver: committing them would duplicate rows.
                 warn_of_another_driver(query, batch_id)
                 for one in waiting:
                     brokers.fence(cluster, one.transactional_id)
                 return
             alive = committed + waiting
-            # If nothing is visible yet, no part of the micro-batch may become visible.
+            # If some transactions are lost and none is committed, commit none: no part may become visible.
             if len(alive) == len(wanted) or committed:
                 alive = [one for one in alive if brokers.commit(cluster, one)]
             if len(alive) == len(wanted):
@@ -239,7 +238,7 @@ class KafkaSink(ReusingSink):
                 if mark is not None:
                     mark.put(query, batch_id)
                 return
-            # Coordinators forget ids after some days, those of committed transactions as well: the mark does not.
+            # Coordinators forget even committed transactions' ids after days; the mark persists.
             are_forgotten = all(one in alive or one.transactional_id not in known for one in wanted)
             if not (are_forgotten and is_shown):
                 raise self._lost(batch_id, len(wanted) - len(alive), len(wanted), len(committed))
@@ -257,7 +256,7 @@ class KafkaSink(ReusingSink):
             return [one.to_json() for one in brokers.left_open(cluster, self._prefix(query.query_id))]
 
     def _id(self, cluster: Cluster, attempt: SinkAttempt, spare: Handle | None) -> str:
-        """Return a spare id if there is one: coordinators keep all that they have seen for a week."""
+        """Return the spare id if it is usable, else a new id: coordinators retain every id for a week."""
         prefix = self._prefix(attempt.query.query_id)
         for one in brokers.with_rows([spare] if spare else []):
             if one.transactional_id.startswith(prefix) and brokers.is_spare(cluster, one):
@@ -310,7 +309,7 @@ def _described(cluster: Cluster, wanted: Sequence[PreparedTransaction]) -> dict[
     return cluster.describe([one.transactional_id for one in wanted])
 
 
-#: Of librdkafka: the partition follows from the key; the time is now.
+#: librdkafka's values for a partition chosen by key, and for the current time.
 _BY_KEY, _NOW = -1, 0
 
 Message = tuple[str, Any, Any, int, int, Any]
@@ -338,7 +337,7 @@ _EXPECTED: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
 
 
 def check_schema(schema: pa.Schema, topic: str | None) -> None:
-    """Raise SchemaMismatchError unless rows of this schema are messages; InvalidArgumentError for no topic, or two."""
+    """Raise `SchemaMismatchError` unless rows can be messages, `InvalidArgumentError` for no topic or two topics."""
     for field in schema:
         if field.name not in _EXPECTED:
             raise SchemaMismatchError(
@@ -364,20 +363,20 @@ def check_schema(schema: pa.Schema, topic: str | None) -> None:
 
 
 def messages(rows: pa.RecordBatch, topic: str | None) -> Iterator[Message]:
-    """Return topic, value, key, partition, timestamp and headers of each row, in order."""
+    """Return each row's topic, value, key, partition, timestamp and headers, in row order."""
     given = dict(zip(rows.schema.names, rows.columns, strict=True))
     require_utf8(rows.select([name for name in ("topic", "headers") if name in given]), "the messages")
     if topic is None and given["topic"].null_count:
         raise InvalidArgumentError("a row has no topic; fill the column topic, or pass one to sinks.kafka")
     for name in given.keys() & {"value", "key"}:
-        # Spark's text may be no UTF-8, and its own sink sends the bytes as well.
+        # Spark's text may be invalid UTF-8; Spark's own sink sends the bytes unchanged, too.
         given[name] = given[name].cast(pa.binary())
     if "partition" in given:
         _refuse_below(given["partition"], 0, "a row has a negative partition; null lets the key choose")
         given["partition"] = pc.fill_null(given["partition"], _BY_KEY)
     if "timestamp" in given:
         ms = given["timestamp"].cast(pa.timestamp("ms", given["timestamp"].type.tz), safe=False).cast(pa.int64())
-        # For the client 0 is now, and for the broker -1 no time at all.
+        # The client takes 0 for now, and the broker takes -1 for no timestamp.
         _refuse_below(ms, 1, "Kafka takes no timestamp of 1970-01-01 or before; put it into value")
         given["timestamp"] = pc.fill_null(ms, _NOW)
     defaults = {"topic": topic, "value": None, "key": None, "partition": _BY_KEY, "timestamp": _NOW, "headers": None}
@@ -408,7 +407,7 @@ def _headers(found: list[dict[str, Any] | None] | None) -> list[tuple[str, Any]]
 _SLICE_ROWS = 10_000
 _FULL_S, _FLUSH_S, _STEP_S = 0.01, 0.05, 0.5
 _FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
-#: What the user must correct.
+#: Errors that the user must fix.
 _WRONG = {
     KafkaError.MSG_SIZE_TOO_LARGE: "a message is larger than the client or the topic allows; raise message.max.bytes "
     "and the topic's max.message.bytes, or write less",
@@ -431,7 +430,7 @@ _WRONG = {
 
 
 class KafkaTransaction(SinkTransaction):
-    """See the module."""
+    """One attempt's producer and transaction; the module describes them."""
 
     def __init__(
         self, options: ClientOptions, transactional_id: str, topic: str | None, *, timeout_ms: int, patience_ms: int
@@ -458,7 +457,7 @@ class KafkaTransaction(SinkTransaction):
     def prepare(self) -> Handle:
         producer = self._open()
         if not self._count:
-            # The coordinator has seen no partition: there is nothing to end.
+            # No partition was added to the transaction, so there is nothing to end.
             self._producer = None
             return PreparedTransaction(self._id, -1, -1).to_json()
         try:
@@ -479,7 +478,7 @@ class KafkaTransaction(SinkTransaction):
             producer.purge()
             producer.abort_transaction(self._patience_ms / 1000)
         except client.KafkaException as exc:
-            # The broker ends it when its time is up, and the next run's leftovers name it before that.
+            # The next run's leftovers include it; otherwise, the broker aborts it at its timeout.
             _log.info("not aborted: %s", self._options.without_secrets(exc.args[0].str()))
 
     def _begin(self, producer: client.Producer) -> None:
@@ -490,7 +489,7 @@ class KafkaTransaction(SinkTransaction):
                 producer.begin_transaction()
                 return
             except client.KafkaException as exc:
-                # Why a connection fails is told to a callback only, and the client goes on trying.
+                # Only a callback receives the cause of a failed connection, and the client keeps retrying.
                 self._serve(producer)
                 if self._noticed_last is not None and self._noticed_last.code() in _WRONG:
                     raise self._error(self._noticed_last) from None
@@ -507,11 +506,11 @@ class KafkaTransaction(SinkTransaction):
                 except BufferError:
                     self._serve(producer, _FULL_S)
                 except client.KafkaException as exc:
-                    self._serve(producer)  # the error that ended the producer before, if there is one
+                    self._serve(producer)  # raises an earlier fatal error, if there is one
                     raise self._error(exc.args[0], topic=topic) from None
 
     def _serve(self, producer: client.Producer, wait_s: float = 0) -> None:
-        """Run callbacks, and raise the errors that they received."""
+        """Run delivery callbacks, and raise the first error that they received."""
         try:
             producer.poll(wait_s)
         except client.KafkaException as exc:
