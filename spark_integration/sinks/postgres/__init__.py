@@ -1,1 +1,1 @@
-"""Results in a table of PostgreSQL, exactly once: prepared transactions, or staging tables and one transaction."""
+"""PostgreSQL sink: exactly-once rows through prepared transactions, or staging tables that the driver applies."""

@@ -1,22 +1,22 @@
-"""Sessions of the server, kept between micro-batches, and its errors as ours.
+"""PostgreSQL sessions, pooled between micro-batches, and translation of the server's errors.
 
-A query's options (``spark.holdfast.sink.<name>.<option>``) are libpq's. They go before the sink's own ``dsn``, and that
-goes before libpq's environment and files. A password is in the options, ``PGPASSWORD`` or a password file: never in the
-sink, which is pickled.
+A query's options (``spark.holdfast.sink.<name>.<option>``) are libpq's. They override the sink's own ``dsn``, which
+overrides libpq's environment and files. A password belongs in the options, ``PGPASSWORD`` or a password file, never in
+the sink, which is pickled.
 
 ======================  ==============================================================  =======================
-SQLSTATE                what it is                                                      raised as
+SQLSTATE                meaning                                                         raised as
 ======================  ==============================================================  =======================
-08, 57P, 53, none       the server is away, stopping, full                              UnavailableError
-40, 55000/006/P03       lost a race for a lock or for a transaction                     UnavailableError
-57014, 25P03/P04        cancelled, or a time limit of the server's                      UnavailableError
+08, 53, 57P, 58, none   the server is unreachable, stopping, full or failing            UnavailableError
+40, 55000/006/P03       lost a race for a lock or a transaction                         UnavailableError
+57014, 25P03/P04        cancelled, or stopped by a timeout of the server                UnavailableError
 22, 23502, 42703/804    a value or a column does not fit                                SchemaMismatchError
 23                      a constraint of the table refuses a row                         InvalidArgumentError
-42P05, 26000            somebody else is in the same session: a pooler                  InvalidArgumentError
-all others              no right, no table, another password                            InvalidArgumentError
+42P05, 26000            a pooler shares the session with other clients                  InvalidArgumentError
+all others              no permission, no such table, wrong password and so on          InvalidArgumentError
 ======================  ==============================================================  =======================
 
-Errors show only a server message's first line, and drop psycopg's error as their cause: both may hold a row.
+Errors contain only the first line of the server's message, without psycopg's error as cause: both may contain a row.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _AWAY = ("08", "53", "57", "40", "58")
 # idle_in_transaction_session_timeout, transaction_timeout
 _TIMED_OUT = {"25P03", "25P04"}
 _LOCKED = "55P03"
-# Prepared statements that others have made in this session, or that it has lost.
+# A prepared statement exists already, or is missing: other clients use this session.
 _SHARED = {"42P05", "26000"}
 _NO_SESSION = (
     "a pooler gives the server's sessions to others between two transactions, and the sink's settings with them: set "
@@ -49,7 +49,7 @@ _NO_SESSION = (
 )
 _LOST_A_RACE = {_LOCKED, "55000", "55006"}
 _DOES_NOT_FIT = {"23502", "42703", "42804"}
-# libpq gives no SQLSTATE for a refused connection. Servers that speak another language count as away.
+# libpq gives no SQLSTATE for a refused connection. Non-English messages do not match, and count as unavailable.
 _REFUSED = (
     "authentication failed", "no pg_hba.conf entry", "no password supplied", "does not exist", "permission denied",
     "is not permitted to log in", "SSL was required", "does not support SSL", "certificate verify failed",
@@ -59,7 +59,7 @@ _REFUSED = (
 
 @contextmanager
 def translated(doing: str, **facts: object) -> Iterator[None]:
-    """Raise an error of psycopg as ours; `doing` names the attempted action."""
+    """Translate psycopg's errors to holdfast's; `doing` names the attempted action."""
     try:
         yield
     except psycopg.Error as exc:
@@ -106,21 +106,21 @@ def _translated(exc: psycopg.Error, doing: str, facts: dict[str, object]) -> Hol
 
 #: Options that hold credentials.
 SECRETS = {"password", "sslpassword", "oauth_client_secret"}
-# A commit that the server forgets in a crash would be no commit; the other values of this setting promise more than on.
+# The server must not lose a commit in a crash. Values of this setting other than off are safe.
 _SETTLED = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
-# An ALTER TABLE may wait for a prepared transaction, a worker for the ALTER TABLE, and the driver, who alone could end
-# the former, for the worker: the server sees no deadlock in that. And of a client that is frozen or gone the server
-# keeps what is open for ever, or until two hours of TCP have passed. What anybody has set otherwise stays.
+# An ALTER TABLE may wait for a prepared transaction, a worker for the ALTER TABLE, and the driver, which alone can end
+# the prepared transaction, for the worker: a deadlock that the server cannot detect. It also keeps the open transaction
+# of a frozen client forever, and of a vanished client for two hours of TCP keepalive. Non-default settings are kept.
 _PATIENT = """
 SELECT set_config(name, wanted, false) FROM pg_settings JOIN (VALUES
     ('lock_timeout', '60s'), ('idle_in_transaction_session_timeout', '60s'), ('tcp_keepalives_idle', '30'),
     ('tcp_keepalives_interval', '10'), ('tcp_keepalives_count', '3')) ours (name, wanted) USING (name)
 WHERE source = 'default' OR setting = '0'"""
-#: An option of the query that holds several, as ``host=db dbname=shop``.
+#: A query option that holds several libpq options, such as ``host=db dbname=shop``.
 DSN = "dsn"
-#: An option of the query: how many seconds a connected server may be silent.
+#: A query option: the seconds for which a connected server may be silent.
 ANSWER = "answer_timeout"
-# A machine that vanishes must not hold a worker for ever; nor one that answers TCP, behind which nothing happens.
+# A server must not block a worker forever, whether its machine vanishes or only TCP still responds.
 _PATIENCE = {
     "connect_timeout": "10",
     "tcp_user_timeout": "60000",
@@ -133,17 +133,17 @@ _ANSWER_MAX_S = 86_400
 
 
 def parsed(dsn: str) -> dict[str, str]:
-    """Return the options of a libpq connection string or URL, whose text is never shown: it may hold a password."""
+    """Parse a libpq connection string or URL; errors never quote it, as it may contain a password."""
     try:
         return {name: str(value) for name, value in conninfo.conninfo_to_dict(dsn).items() if value is not None}
     except psycopg.Error:
         problem = "not a libpq connection string; write 'host=db dbname=shop' or 'postgresql://db/shop'"
-    # Not from psycopg's error, which quotes the string.
+    # Not chained to psycopg's error, which quotes the string.
     raise InvalidArgumentError(problem)
 
 
 def refuse_secrets(dsn: str) -> None:
-    """Raise InvalidArgumentError if a sink's own ``dsn`` holds a secret."""
+    """Raise `InvalidArgumentError` if a sink's own ``dsn`` contains a secret."""
     secret = sorted(SECRETS & parsed(dsn).keys())
     if secret:
         raise InvalidArgumentError(
@@ -153,7 +153,7 @@ def refuse_secrets(dsn: str) -> None:
 
 
 def parameters(sink: str, dsn: str, options: Mapping[str, str]) -> dict[str, str]:
-    """Return libpq's parameters for a query."""
+    """Return a query's libpq parameters, and `ANSWER`."""
     known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()} | {DSN, ANSWER}
     for name in options:
         if name not in known:
@@ -172,7 +172,7 @@ def parameters(sink: str, dsn: str, options: Mapping[str, str]) -> dict[str, str
 
 
 class Connection(psycopg.Connection[Any]):
-    """A connection with a time limit for its server's silence."""
+    """A connection that fails if the server is silent for too long."""
 
     answer_timeout_s = int(_PATIENCE[ANSWER])
 
@@ -180,16 +180,16 @@ class Connection(psycopg.Connection[Any]):
         try:
             return super().wait(self._until_silent(gen), *args, **kwargs)
         except _SilentError:
-            self.close()  # What it was doing goes on for the server, perhaps: nobody may use it any more.
+            self.close()  # The server may still be executing the statement, so the session is unusable.
             raise
         except psycopg.OperationalError as exc:
             if not self.broken or exc.sqlstate is not None:
                 raise
-            # libpq loses a server's last words if it sends something after them, as a driver does that was frozen.
+            # libpq loses the server's final message if the client sends afterwards, as a frozen driver does on waking.
             raise errors.AdminShutdown(str(exc)) from None
 
     def _until_silent(self, waiting: Generator[Any, int, Any]) -> Generator[Any, int, Any]:
-        """Pass psycopg's waits on, and their results: 0 after a moment of silence."""
+        """Relay psycopg's waits and their results, of which 0 means no data; raise `_SilentError` after the limit."""
         try:
             wanted, heard_ms = next(waiting), clock.monotonic_ms()
             while True:
@@ -211,20 +211,20 @@ class _SilentError(psycopg.OperationalError):
 
 @dataclass
 class Session:
-    """A connection in autocommit, and what it revealed about the server."""
+    """An autocommit connection, and cached facts about the server."""
 
     connection: Connection
-    key: tuple[object, ...] = field(repr=False)  #: Sessions of one key are alike; a password may be in it
+    key: tuple[object, ...] = field(repr=False)  #: Sessions with equal keys are interchangeable; may contain a password
     known: dict[object, Any] = field(default_factory=dict)
-    kept_ms: int = 0  #: When it was given back last
+    kept_ms: int = 0  #: The time of the last `give_back`
 
     def run(self, statement: str | sql.Composed, values: Any = None) -> list[tuple[Any, ...]]:
-        """Run a statement, and return its rows if it has any."""
+        """Run a statement and return its rows, if any."""
         query = sql.SQL(statement) if isinstance(statement, str) else statement
         if values is not None and isinstance(query, sql.Composed):
             query = sql.Composed([_plain(part) for part in query])
         cursor = self.connection.execute(query, values)
-        # Not by its columns: `SELECT FROM …` has none, and may have rows.
+        # Do not check the columns: `SELECT FROM …` has none, but may return rows.
         has_rows = cursor.pgresult is not None and cursor.pgresult.status == pq.ExecStatus.TUPLES_OK
         return cursor.fetchall() if has_rows else []
 
@@ -234,18 +234,18 @@ class Session:
 
 
 def _plain(part: sql.Composable) -> sql.Composable:
-    """Return a part of a statement with values, % in names escaped for psycopg."""
+    """Escape % in an identifier of a statement with values, for psycopg."""
     return sql.SQL(part.as_string().replace("%", "%%")) if isinstance(part, sql.Identifier) else part
 
 
 _idle: dict[tuple[object, ...], list[Session]] = {}
-#: Who has not taken a session up for so long is a query that has ended, or was given another password.
+#: A session idle for this long belongs to a query that has ended, or has a different password now.
 _FORGOTTEN_MS = 3600_000
 _lock = threading.Lock()
 
 
 def take(to: Mapping[str, str], application: str) -> Session:
-    """Return a kept session that the server has not ended, or a new one."""
+    """Return a pooled session that the server has not ended, or a new session."""
     while True:
         with _lock:
             idle = _idle.get(_key(to, application))
@@ -258,7 +258,7 @@ def take(to: Mapping[str, str], application: str) -> Session:
 
 
 def give_back(session: Session) -> None:
-    """Keep a session for the next micro-batch, if no transaction is open."""
+    """Return a session to the pool; close it if a transaction is open."""
     connection = session.connection
     if connection.closed or connection.info.transaction_status != pq.TransactionStatus.IDLE:
         session.close()
@@ -270,7 +270,7 @@ def give_back(session: Session) -> None:
 
 
 def connect(to: Mapping[str, str], application: str) -> Session:
-    """Return a new session."""
+    """Open a new session."""
     wanted: dict[str, Any] = {**to, "application_name": application, "client_encoding": "UTF8"}
     answer_timeout_s = int(wanted.pop(ANSWER, _PATIENCE[ANSWER]))
     with translated("connecting" + _without_host(to)):
@@ -300,13 +300,13 @@ def _connected(wanted: Mapping[str, Any], answer_timeout_s: int) -> Connection:
         return connection
     except psycopg.Error as exc:
         problem = type(exc)(str(exc))
-    # Not psycopg's own error, nor as its consequence: it holds the connection, and that all parameters.
+    # Neither psycopg's own error nor chained to it: that error references the connection and all its parameters.
     raise problem
 
 
 @contextmanager
 def lent(to: Mapping[str, str], application: str) -> Iterator[Session]:
-    """Lend a session; keep it afterwards, or close it after an error."""
+    """Lend a session; return it to the pool afterwards, or close it after an error."""
     session = take(to, application)
     try:
         yield session
@@ -317,10 +317,10 @@ def lent(to: Mapping[str, str], application: str) -> Iterator[Session]:
 
 
 def require_own_session(session: Session, lend: Callable[[], AbstractContextManager[Session]]) -> None:
-    """Raise InvalidArgumentError if a pooler shares the server's sessions, and their settings, between transactions."""
+    """Raise `InvalidArgumentError` if a pooler shares server sessions and their settings between transactions."""
     asked = "SELECT pg_backend_pid()"
     mine = session.run(asked)
-    if mine == [(session.connection.info.backend_pid,)]:  # a pooler says other numbers at the beginning
+    if mine == [(session.connection.info.backend_pid,)]:  # a pooler reports a different pid at connection time
         return
     with lend() as other:
         if other.run(asked) == mine:
@@ -328,14 +328,14 @@ def require_own_session(session: Session, lend: Callable[[], AbstractContextMana
 
 
 def _is_alive(session: Session) -> bool:
-    # A server that ends a session sends something.
+    # On ending a session, a server sends data.
     waiting = select.poll()
     waiting.register(session.connection.fileno(), select.POLLIN)
     return not waiting.poll(0)
 
 
 def close_idle(kept_until_ms: float = math.inf) -> None:
-    """Close the sessions that this process keeps, or only those that nobody has taken up since."""
+    """Close the idle sessions of this process that were last returned by `kept_until_ms`."""
     closed = []
     with _lock:
         for key, kept in list(_idle.items()):
@@ -349,5 +349,5 @@ def close_idle(kept_until_ms: float = math.inf) -> None:
 
 
 def _key(to: Mapping[str, str], application: str) -> tuple[object, ...]:
-    # The process: a child of it must not use its parent's connections.
+    # Includes the process id: a forked child must not use its parent's connections.
     return (os.getpid(), application, *sorted(to.items()))

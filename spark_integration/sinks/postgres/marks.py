@@ -1,22 +1,22 @@
-"""What the sink keeps in a server: names by which any process finds what was prepared, and two small tables of marks.
+"""The sink's objects in a server: names that identify prepared work for any process, and two small tables of marks.
 
     prepared transaction   holdfast:<sink>:<query>:<batch>:<partition>:<attempt>       at most 200 bytes
     staging table          hf_<digest of sink and query>_<partition>_<attempt>         at most 63 bytes
     a worker's connection  hf_<digest of sink and query> <sink>                        application_name, cut at 63 bytes
-    the driver's           holdfast <digest of sink and query> <sink>                  the same
+    the driver's           holdfast <digest of sink and query> <sink>                  as above
 
-A sink's name of more than 60 characters, or a query's id of more than 40, is cut in a transaction's name, and a digest
-of the whole is put behind it.
+In a transaction's name, a sink's name longer than 60 characters, or a query's id longer than 40, is truncated, and a
+digest of the full text is appended.
 
-    holdfast_sinks            sink | query_id | batch_id | committed_at      one row a sink: its query, the newest
-                              | target                                      micro-batch that is whole, -1 for none; and
-                                                                            the table that shows it
-    holdfast_sink_attempts    sink | batch_id | attempt | query_id          the attempts that were committed of the
-                                                                            newest micro-batch
+    holdfast_sinks            sink | query_id | batch_id | committed_at      one row per sink: its query, the newest
+                              | target                                      complete micro-batch, -1 for none, and
+                                                                            the target table
+    holdfast_sink_attempts    sink | batch_id | attempt | query_id          the committed attempts of the newest
+                                                                            micro-batch
 
-An attempt's row is part of its transaction: once its name is gone from ``pg_prepared_xacts``, the row tells committed
-from lost. The next micro-batch's commit removes it. The target is a ``regclass``: a number, so that a recreated table
-is another one, and in a dump a name.
+An attempt's row is part of its transaction: once the name is gone from ``pg_prepared_xacts``, the row distinguishes a
+committed attempt from a lost one. The next micro-batch's commit deletes the row. The target is a ``regclass``, stored
+as an OID, so that a recreated table differs, but dumped as a name.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from holdfast.spark_integration.sinks.postgres.target import Target
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery, another_query
 
 _SINK_CHARACTERS, _QUERY_CHARACTERS, _ATTEMPT_CHARACTERS, _DIGEST = 60, 40, 32, 16
-# Of a name, after the prefix of a query's: a transaction's batch and, of both, partition and attempt.
+# A name after the query's prefix: batch, partition and attempt of a transaction; partition and attempt of a table.
 _PART = re.compile(r"([0-9]+:[0-9]+:|[0-9]+_)[0-9a-f]{32}")
-#: PostgreSQL's limit for a name.
+#: PostgreSQL's limit on the length of a name.
 NAME_BYTES_MAX = 63
 SINKS, ATTEMPTS = "holdfast_sinks", "holdfast_sink_attempts"
 
 
 @dataclass(frozen=True)
 class PreparedPart(Stored):
-    """An attempt's prepared transaction, or its staging table."""
+    """An attempt's prepared transaction or staging table."""
 
     name: str
     schema: str | None = None
 
     @classmethod
     def of(cls, query: SinkQuery, handle: Handle) -> PreparedPart:
-        """Return the part that a query's handle names. Raises `CorruptionError` if it names anything else."""
+        """Parse a query's handle. Raises `CorruptionError` if the handle names no part of this query."""
         part = cls.read(handle, "a handle")
         prefix = tables_of(query) if part.is_staged else transactions_of(query)
         if not part.name.startswith(prefix) or not _PART.fullmatch(part.name.removeprefix(prefix)):
@@ -65,7 +65,7 @@ class PreparedPart(Stored):
 
     @property
     def attempt(self) -> str:
-        """The attempt's id: both kinds of names end with it."""
+        """The attempt's id, the suffix of both kinds of names."""
         return self.name[-_ATTEMPT_CHARACTERS:]
 
     @property
@@ -74,7 +74,7 @@ class PreparedPart(Stored):
 
 
 def transactions_of(query: SinkQuery) -> str:
-    """Return the prefix of a query's prepared transactions."""
+    """Return the name prefix of a query's prepared transactions."""
     return f"holdfast:{_short(query.sink, _SINK_CHARACTERS)}:{_short(query.query_id, _QUERY_CHARACTERS)}:"
 
 
@@ -84,7 +84,7 @@ def transaction_name(attempt: SinkAttempt) -> str:
 
 
 def tables_of(query: SinkQuery) -> str:
-    """Return the prefix of a query's staging tables."""
+    """Return the name prefix of a query's staging tables."""
     return f"hf_{_digest(query.sink, query.query_id)}_"
 
 
@@ -99,7 +99,7 @@ def worker_application(query: SinkQuery) -> str:
 
 
 def driver_application(query: SinkQuery) -> str:
-    """Return the application name of a query's driver, which shows the next driver a dead one's sessions."""
+    """Return the application name of a query's driver, by which later drivers find a dead driver's sessions."""
     return f"holdfast {_digest(query.sink, query.query_id)} {query.sink}"[:NAME_BYTES_MAX]
 
 
@@ -131,11 +131,11 @@ WHERE n.nspname = %s AND c.relname = 'holdfast_sinks' AND a.attname = 'target' A
 _TAKE_TARGET = """\
 ALTER TABLE {sinks} ADD target regclass; UPDATE {sinks} SET target = '<table>' WHERE sink = '<name>'; \
 ALTER TABLE {sinks} ALTER target SET NOT NULL"""
-# Two drivers at once: CREATE TABLE IF NOT EXISTS alone may fail then.
+# CREATE TABLE IF NOT EXISTS alone may fail when two drivers run it concurrently.
 _ONE_AT_A_TIME = "SELECT pg_advisory_xact_lock(hashtext('holdfast_sinks'))"
 _CLAIM = "INSERT INTO {sinks} (sink, query_id, batch_id, target) VALUES (%s, %s, -1, %s::oid) ON CONFLICT DO NOTHING"
 _TAKE_OVER = "UPDATE {sinks} SET query_id = %s, batch_id = -1 WHERE sink = %s AND query_id = %s"
-# It cannot lose anything that the table showed or will show: no micro-batch of the query was decided.
+# Safe, because no micro-batch of the query was decided: no table has rows of it.
 _BEGIN_WITH = "UPDATE {sinks} SET target = %s::oid WHERE sink = %s AND query_id = %s AND batch_id = -1"
 _NEWEST = "SELECT query_id, batch_id, target::oid = %s::oid FROM {sinks} WHERE sink = %s"
 _IS_SAME = "SELECT query_id, target::oid = to_regclass(%s)::oid FROM {sinks} WHERE sink = %s"
@@ -156,14 +156,14 @@ _REMEMBERED = "SELECT attempt FROM {attempts} WHERE sink = %s AND batch_id = %s 
 class Shown(NamedTuple):
     """A sink's marks."""
 
-    query_id: str | None  #: Whose the name is
-    batch_id: int  #: The newest micro-batch that is whole, -1 for none
-    is_there: bool  #: Whether the table shows it
+    query_id: str | None  #: The query that owns the name
+    batch_id: int  #: The newest complete micro-batch, -1 for none
+    is_there: bool  #: Whether the present table is the marked target
 
 
 @dataclass(frozen=True)
 class MarkTables:
-    """The marks of one query, in one schema; every call is part of the session's open transaction, if there is one."""
+    """The marks of one query in one schema; calls take part in the session's open transaction, if there is one."""
 
     schema: str
     session: Session
@@ -171,7 +171,7 @@ class MarkTables:
     target: Target
 
     def require(self, *, staging: bool) -> None:
-        """Make the tables if they are missing. Raises `InvalidArgumentError` if the user lacks a right."""
+        """Create missing tables. Raises `InvalidArgumentError` if the user lacks a permission."""
         rights = dict(self.session.run(_RIGHTS, [self.schema, [SINKS, ATTEMPTS]]))
         may_create = self.session.run(_MAY_CREATE, [self.schema])
         if not may_create:
@@ -204,7 +204,7 @@ class MarkTables:
                 self.session.run(self._sql(_MAKE))
 
     def claim(self) -> int:
-        """Claim a free or replaced sink name; return the query's newest micro-batch. See `require_same` for errors."""
+        """Claim a free or replaced sink name; return the query's newest micro-batch. Raises as `require_same` does."""
         is_new = self.query.was_shown is None
         if is_new:
             self.session.run(self._sql(_CLAIM), [self.query.sink, self.query.query_id, self.target.oid])
@@ -219,7 +219,7 @@ class MarkTables:
         return self.shown().batch_id
 
     def require_same(self) -> None:
-        """Raise `ConflictError` if the sink has another query, `StateLostError` if its table was replaced."""
+        """Raise `ConflictError` if another query owns the sink's name, `StateLostError` if the table was replaced."""
         marked = self.session.run(self._sql(_IS_SAME), [self.target.identifier.as_string(), self.query.sink])
         owner, is_same = marked[0] if marked else (self.query.query_id, False)
         if owner != self.query.query_id:
@@ -228,7 +228,7 @@ class MarkTables:
             raise self.another_table()
 
     def another_table(self) -> StateLostError:
-        """Return the error for a table other than the one the sink's query wrote to."""
+        """Return the error for a table that is not the marked target."""
         name = self.target.identifier.as_string()
         update = self._sql(
             "UPDATE {sinks} SET target = {target} WHERE sink = {sink}",
@@ -243,23 +243,23 @@ class MarkTables:
         )  # fmt: skip
 
     def shown(self, *, lock: bool = False) -> Shown:
-        """Return the sink's marks; with `lock`, others who lock wait until this transaction has ended."""
+        """Return the sink's marks; with `lock`, hold a row lock until the transaction ends."""
         asked = self._sql(_NEWEST + (" FOR UPDATE" if lock else ""))
         marked = self.session.run(asked, [self.target.oid, self.query.sink])
         return Shown(marked[0][0], int(marked[0][1]), marked[0][2]) if marked else Shown(None, -1, is_there=True)
 
     def show(self, batch_id: int) -> None:
-        """Mark a micro-batch as whole, and forget earlier attempts; do nothing if a later one is marked."""
+        """Mark a micro-batch as complete and delete other attempts' rows, unless a later micro-batch is marked."""
         values = {"sink": self.query.sink, "query": self.query.query_id, "batch": batch_id, "target": self.target.oid}
         self.session.run(self._sql(_SHOW), values)
 
     def remember(self, batch_id: int, attempts: Sequence[str]) -> sql.Composed:
-        """Return the statement that marks attempts as committed, once its transaction is."""
+        """Return a statement that marks attempts as committed when its transaction commits."""
         given = {"sink": self.query.sink, "batch": batch_id, "ids": list(attempts), "query": self.query.query_id}
         return self._sql(_REMEMBER, **{name: sql.Literal(value) for name, value in given.items()})
 
     def remembered(self, batch_id: int, attempts: Sequence[str]) -> set[str]:
-        """Return which of these attempts have been committed."""
+        """Return the attempts that are marked as committed."""
         found = self.session.run(self._sql(_REMEMBERED), [self.query.sink, batch_id, list(attempts)])
         return {row[0] for row in found}
 

@@ -1,20 +1,20 @@
-"""`PostgresSink`: the results of a query in a table of PostgreSQL, each exactly once.
+"""`PostgresSink`: writes a query's results to a PostgreSQL table exactly once.
 
 ======================  ==================================================================================
-way                     when
+mode                    condition
 ======================  ==================================================================================
-prepared transactions   rows are appended; the server allows prepared transactions; nothing in the table
-                        makes one transaction wait for another. A partition is a transaction of its own:
-                        those of a micro-batch become visible one after the other, within milliseconds
-staging tables          rows are updated by keys, or the above does not hold. The driver applies a micro-batch
-                        in one transaction
+prepared transactions   rows are appended, the server allows prepared transactions, and nothing in the table
+                        makes one transaction wait for another. Each partition is a separate transaction:
+                        a micro-batch's partitions become visible one by one, within milliseconds
+staging tables          rows are updated by key, or another condition above fails. The driver applies a
+                        micro-batch in one transaction
 ======================  ==================================================================================
 
-The sink chooses by itself when a query starts, and logs which and why.
+The sink chooses the mode when a query starts, and logs the reason.
 
-A part that is still there is not committed: a prepared transaction's name goes with its commit, and the driver applies,
-marks and drops staging tables in one transaction. A part that is gone was committed if its mark says so, or if the
-target shows a later micro-batch; else it is lost.
+A part that still exists is not committed: the name of a prepared transaction disappears at its commit, and the driver
+applies, marks and drops staging tables in one transaction. A missing part was committed if it is marked as such, or
+if a later micro-batch is marked as complete; otherwise it is lost.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ from holdfast.spark_integration.sinks.two_phase_sink import (
 
 _log = logging.getLogger(__name__)
 
-#: The table at the query's start, as its driver's connection sees it.
+#: Key in `Session.known` of the table's definition at the query's start.
 _OPENED = "opened"
-#: How many others may start during a step, and end its session.
+#: The number of other drivers that may start during a step and end its session.
 _DRIVERS_AT_ONCE = 2
 _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
 class PostgresSink(TwoPhaseSink):
-    """See the module and `holdfast.sinks.postgres`."""
+    """The sink that `holdfast.sinks.postgres` returns."""
 
     name: str
     table: str
@@ -86,7 +86,7 @@ class PostgresSink(TwoPhaseSink):
         connecting.refuse_secrets(self.dsn)
 
     def open(self, query: SinkQuery, schema: pa.Schema) -> int:
-        # Once, even if another driver that starts now ends this session: two would go on ending each other's.
+        # No retry if a concurrently starting driver ends this session: the two would keep ending each other's.
         with (
             translated("older drivers are ended", sink=self.name),
             suppress(errors.AdminShutdown),
@@ -119,7 +119,7 @@ class PostgresSink(TwoPhaseSink):
             try:
                 is_known = self.table in session.known
                 marks = self._marks(session, query, self._target(session))
-                if not is_known:  # the name alone may mean another table here: search_path is each machine's own
+                if not is_known:  # search_path may differ by machine, and resolve the name to a different table
                     marks.require_same()
                 return CopyTransaction(attempt, marks, self.keys, schema)
             except BaseException:
@@ -129,7 +129,7 @@ class PostgresSink(TwoPhaseSink):
     def confirm(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
         def confirm(session: Session) -> None:
             opened = session.known.get((_OPENED, self.table))
-            # A prepared transaction has met all that the table may refuse.
+            # A prepared transaction has already passed the table's checks.
             if any(PreparedPart.of(query, handle).is_staged for handle in handles):
                 session.known[self.table] = target.read(session, self.table)
             self._ending(session, query).confirm(handles, opened)
@@ -150,7 +150,7 @@ class PostgresSink(TwoPhaseSink):
         return self._drive(query, "leftovers are looked for", lambda session: _leftovers(session, query))
 
     def _drive(self, query: SinkQuery, doing: str, step: Callable[[Session], _Result], **facts: object) -> _Result:
-        """Run a step of the driver; repeat it if another driver that starts or wakes up ends its session."""
+        """Run a driver step; repeat it if a different driver, starting or waking up, ends its session."""
         with translated(doing, sink=self.name, **facts):
             for _ in range(_DRIVERS_AT_ONCE):
                 with suppress(errors.AdminShutdown), self._lent(query) as session:
@@ -159,7 +159,7 @@ class PostgresSink(TwoPhaseSink):
                 return step(session)
 
     def _lent(self, query: SinkQuery) -> AbstractContextManager[Session]:
-        """Lend a connection under the driver's name: those under the workers' name may be terminated."""
+        """Lend a session with the driver's application name: sessions with the workers' name may be terminated."""
         to = connecting.parameters(self.name, self.dsn, query.options)
         return connecting.lent(to, driver_application(query))
 
@@ -167,7 +167,7 @@ class PostgresSink(TwoPhaseSink):
         return Ending(self._marks(session, query, self._target(session)), self.keys)
 
     def _target(self, session: Session) -> Target:
-        # Once a connection: a table that is altered meanwhile is met by the server's own errors, and by the next start.
+        # Read once per session: a later ALTER TABLE surfaces as a server error, or at the next start.
         found = session.known.get(self.table)
         if found is None:
             found = session.known[self.table] = target.read(session, self.table)
@@ -177,7 +177,7 @@ class PostgresSink(TwoPhaseSink):
         return MarkTables(self.schema or found.schema, session, query, found)
 
     def _make_table(self, session: Session, schema: pa.Schema) -> None:
-        # IF NOT EXISTS alone looks in the first schema of the search path only, and wants the right to create there.
+        # IF NOT EXISTS alone checks only the first schema of the search path, and needs permission to create in it.
         if session.run("SELECT to_regclass(%s) IS NOT NULL", [self.table])[0][0]:
             return
         parts: list[sql.Composable] = []
@@ -214,10 +214,10 @@ SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.rel
 WHERE c.relkind = 'r' AND starts_with(c.relname, %s) ORDER BY 2"""
 _SESSIONS = """
 FROM pg_stat_activity WHERE application_name = %s AND datname = current_database() AND pid <> pg_backend_pid()"""
-# Of each open transaction, whoever's; what it is doing is shown to its own role only.
+# Open transactions of any role: pg_stat_activity shows their state only to their own role.
 _IN_TRANSACTION = "AND pid IN (SELECT pid FROM pg_locks WHERE locktype = 'virtualxid')"
 _PATIENCE_MS = 10_000
-# A B-tree takes up to 2,704 bytes a row, of all its columns.
+# A B-tree entry may have up to 2,704 bytes over all columns.
 _INDEXED_BYTES_MAX = 2_000
 
 
@@ -225,8 +225,8 @@ class StagingTable(NamedTuple):
     """An existing staging table."""
 
     part: PreparedPart
-    columns: dict[str, str]  #: Their types, by name
-    checks: set[str]  #: Names
+    columns: dict[str, str]  #: Column name to SQL type
+    checks: set[str]  #: Names of its CHECK constraints
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -234,14 +234,14 @@ class StagingTable(NamedTuple):
 
 
 class Ending:
-    """How one query's driver ends the parts of a micro-batch, in one session."""
+    """Confirms and commits the parts of a micro-batch in one session of a query's driver."""
 
     def __init__(self, marks: MarkTables, keys: Sequence[str]) -> None:
         self._marks, self._keys = marks, keys
         self._session, self._query, self._target = marks.session, marks.query, marks.target
 
     def confirm(self, handles: Sequence[Handle], opened: Target | None) -> None:
-        """Raise if a part is gone, or the target, as `opened`, refuses staged rows, which are tried and rolled back."""
+        """Raise if a part is gone, or if a rolled-back trial shows that the target refuses staged rows."""
         self._marks.require_same()
         parts = [PreparedPart.of(self._query, handle) for handle in handles]
         there = _there(self._session, parts)
@@ -261,9 +261,9 @@ class Ending:
                 self._session.run("SET CONSTRAINTS ALL IMMEDIATE")
 
     def commit(self, batch_id: int, handles: Sequence[Handle]) -> None:
-        """Commit what remains, once everything gone is known to be committed."""
+        """Commit the remaining parts after verifying that all missing parts were committed."""
         parts = [PreparedPart.of(self._query, handle) for handle in handles]
-        # In this order: the mark is written last, so anything after it belongs to an attempt that does not count.
+        # Read the marks first: a mark is written last, so parts found after it belong to attempts that do not count.
         shown = self._marks.shown()
         there = _there(self._session, parts)
         is_ours = shown.query_id in (None, self._query.query_id)
@@ -289,23 +289,23 @@ class Ending:
             self._marks.show(batch_id)
 
     def apply(self, staged: Iterable[StagingTable]) -> None:
-        """Put rows into the target; for each key, the last row of the highest partition counts."""
+        """Insert staged rows into the target; for each key, the last row of the highest partition wins."""
         parts, applied = sorted(staged, key=lambda each: each.part.partition), 0
         try:
-            # One savepoint for all: of hundreds of partitions each request counts.
+            # A single savepoint, because with hundreds of partitions each request matters.
             with self._session.connection.transaction():
                 for part in parts:
                     self._session.run(self._insert(part, once=False))
                     applied += 1
         except errors.CardinalityViolation:
-            # Sorting costs as much as the rest: so only from the first partition on that has a key twice.
+            # Sorting doubles the cost, so sort only the first partition with a duplicate key and those after it.
             for number, part in enumerate(parts):
                 self._session.run(self._insert(part, once=number >= applied))
 
     def put(self, batch_id: int, staged: Sequence[StagingTable]) -> None:
-        """Apply, remember and drop staging tables."""
+        """Apply staging tables, mark their attempts as committed, and drop the tables."""
         self.apply(staged)
-        # From here on nobody can drop the table.
+        # From this point, this transaction's lock keeps the table from being dropped.
         self._marks.require_same()
         self._session.run(self._marks.remember(batch_id, [one.part.attempt for one in staged]))
         drop(self._session, staged)
@@ -335,7 +335,7 @@ class Ending:
         return bool(self._session.run(ask.format(staged.identifier, size, sql.Literal(_INDEXED_BYTES_MAX)))[0][0])
 
     def _commit_staged(self, batch_id: int, parts: Sequence[PreparedPart]) -> None:
-        # Whoever else commits this micro-batch waits here, then finds it done.
+        # A concurrent commit of this micro-batch waits for this lock, and then finds the work done.
         shown = self._marks.shown(lock=True)
         if shown.query_id not in (None, self._query.query_id):
             raise another_query(self._query, shown.query_id)
@@ -360,7 +360,7 @@ class Ending:
             )  # fmt: skip
 
     def _end_another_drivers(self, batch_id: int, there: Mapping[PreparedPart, StagingTable | None]) -> None:
-        """Abort other attempts at a visible micro-batch: they would show it twice."""
+        """Abort other attempts at a visible micro-batch: their commit would duplicate rows."""
         if there:
             warn_of_another_driver(self._query, batch_id)
             _end(self._session, there)
@@ -369,7 +369,7 @@ class Ending:
         named = sql.SQL(", ").join(map(sql.Identifier, staged.columns))
         keys = sql.SQL(", ").join(map(sql.Identifier, self._keys))
         distinct = sql.SQL("DISTINCT ON ({}) ").format(keys) if once else sql.SQL("")
-        # The last row that was written is the last in the file: nothing was ever deleted from it.
+        # The row written last has the highest ctid: no row was ever deleted from the table.
         order = sql.SQL(" ORDER BY {}, ctid DESC").format(keys) if once else sql.SQL("")
         parts = [self._target.identifier, named, distinct, named, staged.identifier, order]
         insert = sql.SQL("INSERT INTO {} ({}) SELECT {}{} FROM {}{}").format(*parts)
@@ -393,7 +393,7 @@ def drop(session: Session, tables: Sequence[StagingTable]) -> None:
 
 
 def _leftovers(session: Session, query: SinkQuery) -> list[Handle]:
-    """End the sessions of a query's workers, and return all that they have prepared."""
+    """End the sessions of a query's workers, and return the handles of all prepared parts."""
     _end_sessions(session, worker_application(query))
     prepared = [PreparedPart(gid) for (gid,) in session.run(_LEFT_PREPARED, [transactions_of(query)])]
     staged = [PreparedPart(name, schema) for schema, name in session.run(_LEFT_STAGED, [tables_of(query)])]
@@ -401,7 +401,7 @@ def _leftovers(session: Session, query: SinkQuery) -> list[Handle]:
 
 
 def end_older_drivers(session: Session, query: SinkQuery) -> None:
-    """End the open transactions of older drivers: a frozen or vanished one would block this driver."""
+    """End the sessions of older drivers with open transactions: a frozen or vanished driver would block this one."""
     for query_id in filter(None, [query.query_id, query.replaces]):
         _end_sessions(session, driver_application(replace(query, query_id=query_id)), _IN_TRANSACTION)
 
@@ -417,7 +417,7 @@ def _end_sessions(session: Session, application: str, which: str = "") -> None:
             f"{roles} TO the sink's user, or end it with pg_terminate_backend as that role",
             application_name=application,
         ) from exc
-    # One that another driver has opened meanwhile is not meant; one that ended by itself counts as not terminated.
+    # Sessions opened in the meantime do not matter; a session that ended by itself is reported as not terminated.
     left = [pid for pid, is_ended in ended if not is_ended]
     if left and session.run(f"SELECT {sessions} AND pid = ANY (%s)", [application, left]):
         raise UnavailableError(
@@ -428,7 +428,7 @@ def _end_sessions(session: Session, application: str, which: str = "") -> None:
 
 
 def end_prepared(session: Session, how: str, part: PreparedPart) -> bool:
-    """Commit or roll back a prepared transaction; False if another session has ended it since we looked."""
+    """Commit or roll back a prepared transaction; return False if another session ended it first."""
     try:
         session.run(sql.SQL(how + " PREPARED {}").format(sql.Literal(part.name)))
     except errors.UndefinedObject:
@@ -437,7 +437,7 @@ def end_prepared(session: Session, how: str, part: PreparedPart) -> bool:
 
 
 def _end(session: Session, there: Mapping[PreparedPart, StagingTable | None]) -> None:
-    """Roll back or drop what remains."""
+    """Roll back prepared transactions and drop staging tables."""
     for part in there:
         if not part.is_staged:
             end_prepared(session, "ROLLBACK", part)

@@ -1,10 +1,10 @@
-"""The sink's table: its columns, keys and constraints, and which rows it takes.
+"""The sink's table: its columns, keys and constraints, and the rows that it accepts.
 
-Types fit if no value can change: docs/postgres-sink.md has them all. Everything else is refused before any write.
+A type fits if no value can change: docs/postgres-sink.md lists the types. All others are refused before any write.
 
-`why_staged` depends on the server's catalogue and the rows' columns only: the driver, which logs it, and every worker
-come to the same answer. `read` locks nothing: an ``ALTER TABLE`` that waits for a prepared transaction must not keep
-the driver from ending it.
+`why_staged` depends only on the server's catalogue and the rows' columns, so the driver, which logs the reason, and all
+workers get the same result. `read` takes no table locks: an ``ALTER TABLE`` that waits for a prepared transaction
+must not keep the driver from ending that transaction.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from holdfast.spark_integration.sinks.postgres.connecting import Session
 # A type's modifier exceeds its length by this.
 _LENGTH_OFFSET = 4
 _INTEGER_BITS = {"int2": 16, "int4": 32, "int8": 64}
-# Digits of the mantissa: whole numbers up to so many bits are themselves.
+# Bits of the significand: integers of up to this many bits are exact.
 _EXACT_BITS = {"float4": 24, "float8": 53}
 _DECIMAL_DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}
 _JSON = {"json", "jsonb"}
-# Categories of pg_type whose values have Arrow types of their own: no text goes into them.
+# The pg_type categories with corresponding Arrow types: text is not accepted for them.
 _NOT_FROM_TEXT = set("ABDNT")
-# The server silently truncates text for these: after 63 bytes, and after one.
+# Types that alter text silently: name and "char" truncate it to 63 bytes and 1 byte, bytea decodes escapes.
 _CUTTING = {"name", "char", "bytea"}
 
 
@@ -37,8 +37,8 @@ _CUTTING = {"name", "char", "bytea"}
 class PgType:
     """A PostgreSQL type; for a domain, its base type."""
 
-    name: str  #: As ``pg_type.typname`` has it: ``int4``, ``_text``
-    shown: str  #: As SQL writes it: ``numeric(10,2)``
+    name: str  #: ``pg_type.typname``, such as ``int4`` or ``_text``
+    shown: str  #: The type in SQL, such as ``numeric(10,2)``
     category: str  #: ``pg_type.typcategory``
     modifier: int = -1  #: -1 if there is none
     element: str | None = None  #: The ``typname`` of an array's elements
@@ -46,7 +46,7 @@ class PgType:
 
 
 def fits(arrow: pa.DataType, into: PgType) -> bool:
-    """Tell whether a PostgreSQL type keeps every value of an Arrow type unchanged."""
+    """Return whether a PostgreSQL type stores every value of an Arrow type unchanged."""
     if pa.types.is_null(arrow):
         return True
     if pa.types.is_list(arrow):
@@ -54,7 +54,7 @@ def fits(arrow: pa.DataType, into: PgType) -> bool:
             return True
         element = PgType(into.element or "", into.shown, into.element_category, into.modifier)
         return into.element is not None and (
-            # PostgreSQL has one type for arrays of all dimensions.
+            # PostgreSQL has a single array type for any number of dimensions.
             fits(arrow.value_type, into if pa.types.is_list(arrow.value_type) else element)
         )
     if pa.types.is_struct(arrow) or pa.types.is_map(arrow):
@@ -67,7 +67,7 @@ def fits(arrow: pa.DataType, into: PgType) -> bool:
 
 
 def require_room(column: pa.Array, name: str, into: PgType) -> None:
-    """Raise SchemaMismatchError for a text that varchar(n) or char(n) would trim or pad with blanks."""
+    """Raise `SchemaMismatchError` for text that varchar(n) or char(n) would trim or pad with blanks."""
     if into.modifier < 0 or (into.element or into.name) not in ("varchar", "bpchar"):
         return
     while pa.types.is_list(column.type):
@@ -104,7 +104,7 @@ def _number_fits(arrow: pa.DataType, into: PgType) -> bool:
 
 
 def _digits_fit(arrow: pa.DataType, modifier: int) -> bool:
-    # As the server packs numeric(precision, scale); the scale has eleven bits and a sign.
+    # The server's packing of numeric(precision, scale); the scale is an 11-bit signed number.
     precision, scale = (modifier - 4) >> 16 & 0xFFFF, ((modifier - 4) & 0x7FF ^ 1024) - 1024
     if pa.types.is_integer(arrow):
         return scale >= 0 and precision - scale >= _DECIMAL_DIGITS[arrow.bit_width]
@@ -130,7 +130,7 @@ _MADE = {
 
 
 def made_for(arrow: pa.DataType) -> str | None:
-    """Return the SQL type to create for an Arrow type, or None."""
+    """Return the SQL type of a new column for an Arrow type; None if there is none."""
     if pa.types.is_decimal(arrow):
         return f"numeric({arrow.precision},{arrow.scale})"
     if pa.types.is_timestamp(arrow) and arrow.tz is not None:
@@ -144,14 +144,14 @@ def made_for(arrow: pa.DataType) -> str | None:
     return _MADE.get(arrow)
 
 
-# The table and its partitions, which may have more than it: pg_partition_tree would lock them.
+# The table and its partitions, which may have additional constraints: pg_partition_tree would lock them.
 _TREE = """
 WITH RECURSIVE tree AS (
     SELECT c.oid FROM pg_class c WHERE c.oid = to_regclass(%s)
     UNION ALL
     SELECT c.oid FROM tree JOIN pg_inherits i ON i.inhparent = tree.oid
     JOIN pg_class c ON c.oid = i.inhrelid AND c.relispartition)"""
-# Computed indexes, and others than B-trees, may refuse a row; a B-tree refuses long values only.
+# Expression, partial and non-B-tree indexes may refuse any row; a plain B-tree refuses only long values.
 _TABLE = f"""{_TREE}
 SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relpersistence::text, row_security_active(c.oid),
        c.relhasrules OR EXISTS (SELECT FROM pg_trigger JOIN tree ON tgrelid = tree.oid WHERE NOT tgisinternal),
@@ -194,7 +194,7 @@ SELECT c.relname, i.indpred IS NULL AND i.indexprs IS NULL AND i.indimmediate AN
 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN tree ON i.indrelid = tree.oid
 WHERE i.indisunique AND i.indisvalid
     AND (i.indrelid = to_regclass(%s) OR NOT EXISTS (SELECT FROM pg_inherits WHERE inhrelid = i.indexrelid))"""  # noqa: S608  constants
-# That a constraint is NOT VALID says nothing about new rows; that it is NOT ENFORCED does.
+# A NOT VALID constraint still applies to new rows; a NOT ENFORCED constraint does not.
 _CHECKS = """
 SELECT conname, pg_get_constraintdef(c.oid), 0 = ANY (conkey),
        ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = conrelid AND a.attnum = ANY (conkey))
@@ -218,7 +218,7 @@ class Column:
 
     @property
     def numbers_itself(self) -> bool:
-        """Whether the server numbers each row, so that no transaction waits for another."""
+        """Whether the server numbers the rows, so that no transaction waits for another on this column."""
         return self.identity or self.default.startswith("nextval(")
 
 
@@ -234,7 +234,7 @@ class Unique:
 
 @dataclass(frozen=True)
 class Check:
-    """A check of one row."""
+    """A CHECK constraint."""
 
     name: str
     text: str
@@ -244,7 +244,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Target:
-    """The table's present definition."""
+    """The table's definition, as read from the catalogue."""
 
     oid: int
     schema: str
@@ -254,7 +254,7 @@ class Target:
     indexed: tuple[str, ...]
     has_triggers: bool  #: Or rules
     has_exclusions: bool
-    has_late_checks: bool  #: Partitions, foreign keys, or indexes that only the rows themselves can tell
+    has_late_checks: bool  #: Partitions, foreign keys, or indexes that may refuse a row
     has_row_security: bool
     prepared_max: int
 
@@ -264,7 +264,7 @@ class Target:
         return sql.Identifier(self.schema, self.name)
 
     def why_staged(self, keys: Sequence[str], written: Sequence[str]) -> str | None:
-        """Return why results go through staging tables; None if each partition is a prepared transaction."""
+        """Return why the sink uses staging tables; None if it uses prepared transactions."""
         if keys:
             return "rows are updated by keys"
         if self.prepared_max == 0:
@@ -281,7 +281,7 @@ class Target:
         return None
 
     def may_refuse(self, keys: Sequence[str]) -> bool:
-        """Tell from the catalogue whether the table can refuse rows that a staging table accepted."""
+        """Return whether, by its definition, the table can refuse rows that a staging table accepts."""
         return bool(
             any(not (index.plain and set(index.columns) == set(keys)) for index in self.unique)
             or any(column.generated for column in self.columns.values())
@@ -292,12 +292,12 @@ class Target:
         )
 
     def key_index(self, keys: Sequence[str]) -> Unique | None:
-        """Return the unique index on these keys."""
+        """Return the unique index on exactly these keys, if there is one."""
         return next((i for i in self.unique if i.plain and set(i.columns) == set(keys)), None)
 
 
 def read(session: Session, table: str) -> Target:
-    """Return the table of a name, as SQL resolves it. Raises `InvalidArgumentError` if it cannot be a sink."""
+    """Read a table's definition; SQL resolves the name. Raises `InvalidArgumentError` if it cannot be a sink."""
     found = session.run(_TABLE, [table] * 2)
     if not found:
         raise InvalidArgumentError(
@@ -329,7 +329,7 @@ def read(session: Session, table: str) -> Target:
 
 
 def checks(session: Session, target: Target) -> list[Check]:
-    """Return the table's checks of each row; waits for locks on the table."""
+    """Return the table's CHECK constraints; may wait for locks on the table."""
     return [
         Check(name, text, whole, frozenset(names)) for name, text, whole, names in session.run(_CHECKS, [target.oid])
     ]
@@ -342,9 +342,9 @@ def _column(row: tuple[Any, ...]) -> Column:
 
 
 def check(target: Target, schema: pa.Schema, keys: Sequence[str]) -> None:
-    """Raise if rows of a schema cannot go into the table by these keys.
+    """Raise if rows of a schema cannot be written to the table with these keys.
 
-    `SchemaMismatchError` for a column, `InvalidArgumentError` without a unique index on the keys, or a right.
+    Raises `SchemaMismatchError` for an unfit column, `InvalidArgumentError` for a missing unique index or permission.
     """
     shown = f"{target.schema}.{target.name}"
     for field in schema:

@@ -1,11 +1,11 @@
-r"""One attempt in a worker: COPY into the target and PREPARE, or COPY into a staging table of its own.
+r"""One attempt in a worker: COPY into the target and PREPARE, or COPY into the attempt's staging table.
 
     prepared    BEGIN; mark; COPY target …; PREPARE TRANSACTION     invisible, holds its locks until the driver ends it
-    staged      BEGIN; CREATE TABLE; COPY staging table …; COMMIT   read by nobody; the driver applies and drops it
+    staged      BEGIN; CREATE TABLE; COPY staging table …; COMMIT   unread; the driver applies and drops the table
 
-Arrow columns become the text that ``COPY … FROM STDIN`` reads, column by column, without Python per row: ``value TAB
-value … LF``. A null is ``\N``; a backslash escapes backslash, tab, line feed and carriage return. Only structs and
-maps, which become JSON, take a call of Python per value.
+Arrow columns are encoded as text for ``COPY … FROM STDIN``, column by column, without Python code per row: ``value TAB
+value … LF``. A null is ``\N``; a backslash escapes backslash, tab, line feed and carriage return. Only columns that
+become JSON need a Python call per value.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt,
 _TEXT = pa.large_string()
 _ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
 _HEX = np.array([f"{byte:02x}".encode() for byte in range(256)], dtype="S2")
-#: Rows encoded at once: held in memory besides the rows themselves.
+#: Rows encoded at once, which limits the memory for their text.
 SLICE_ROWS = 1 << 16
 
 
 def encoded(rows: pa.RecordBatch, json_columns: frozenset[str]) -> Iterator[memoryview]:
-    """Yield rows in COPY's format, `json_columns` as JSON. Raises `SchemaMismatchError` for a NUL byte in text."""
+    """Encode rows in COPY's format, `json_columns` as JSON. Raises `SchemaMismatchError` for a NUL byte in text."""
     for start in range(0, rows.num_rows, SLICE_ROWS):
         part = rows.slice(start, SLICE_ROWS)
         fields = [_field(part.column(i), part.schema.field(i).name, json_columns) for i in range(part.num_columns)]
@@ -59,14 +59,14 @@ def _may_need_escapes(kind: pa.DataType) -> bool:
 
 
 def _text(column: pa.Array) -> pa.Array:
-    """Return a column's values as PostgreSQL reads them from text; nulls stay null."""
+    """Return a column's values as text in PostgreSQL's input format; nulls stay null."""
     kind = column.type
     if pa.types.is_binary(kind):
         return _hex(column)
     if pa.types.is_list(kind):
         return _array(column)
     if pa.types.is_timestamp(kind) and kind.tz is not None:
-        # Arrow looks the zone up for every value, at 1 µs each: what it stores is UTC.
+        # The stored values are UTC; formatting with a zone costs Arrow a 1 µs lookup per value.
         return _joined(column.view(pa.timestamp(kind.unit)).cast(_TEXT), pa.scalar("Z", _TEXT))
     if pa.types.is_duration(kind):
         return _joined(column.cast(pa.int64()).cast(_TEXT), pa.scalar(" microseconds", _TEXT))
@@ -108,7 +108,7 @@ def _hex(column: pa.Array) -> pa.Array:
 
 
 def _array(column: pa.Array) -> pa.Array:
-    r"""Return lists as array literals: ``{1,NULL,"a\"b"}``."""
+    r"""Encode lists as array literals: ``{1,NULL,"a\"b"}``."""
     column = column.cast(pa.large_list(column.type.value_type))
     elements = column.flatten()
     kind = elements.type
@@ -143,12 +143,12 @@ def _json(column: pa.Array) -> pa.Array:
             "JSON has no NaN and no infinity, a year in it is from 1 to 9999, and the keys of a map must be text or "
             "numbers, each there once; change the column in the query, or write it as text by to_json"
         )
-    # Not from the error, which names a value.
+    # Not chained to the error, which quotes a value.
     raise SchemaMismatchError(problem, type=column.type)
 
 
 def _json_value(value: Any) -> str:
-    # As Spark's to_json writes them: bytes in base 64, times in ISO's form; decimals keep all digits as text.
+    # Like Spark's to_json: base64 bytes, ISO times; decimals become text that keeps all digits.
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
@@ -160,8 +160,8 @@ def _bytes(lines: pa.Array) -> memoryview:
     return memoryview(lines.buffers()[2])[begin:end]
 
 
-# Transactions that are open will want room too. Whoever asks is in one: so none that begin at once miss each other. One
-# that is just being prepared may be counted twice, in this order.
+# The free slots, less the open transactions of other workers, which will also prepare. The query runs in a transaction,
+# so concurrent workers count each other. In this order, a transaction that is being prepared may be counted twice.
 _BEGIN = """
 BEGIN; SELECT current_setting('max_prepared_transactions')::int
     - (SELECT count(*) FROM pg_stat_activity
@@ -170,7 +170,7 @@ BEGIN; SELECT current_setting('max_prepared_transactions')::int
 
 
 class CopyTransaction(SinkTransaction):
-    """See the module; the session of the marks is this attempt's until it is prepared or aborted."""
+    """One attempt's COPY; it owns the session of `marks` until it is prepared or aborted."""
 
     def __init__(self, attempt: SinkAttempt, marks: MarkTables, keys: Sequence[str], schema: pa.Schema) -> None:
         self._attempt, self._marks, self._target, self._keys = attempt, marks, marks.target, keys
@@ -219,7 +219,7 @@ class CopyTransaction(SinkTransaction):
         return part.to_json()
 
     def abort(self) -> None:
-        # A closed connection ends its transaction, in whatever state it was.
+        # Closing the connection rolls back its transaction, in any state.
         if self._session is not None:
             self._session.close()
             self._session = None
@@ -232,7 +232,7 @@ class CopyTransaction(SinkTransaction):
         return self._session
 
     def _begin_with_room(self) -> bool:
-        """Begin the transaction, and tell whether there is room to prepare it."""
+        """Begin the transaction; return whether the server has a free slot to prepare it."""
         cursor = self._open_session().connection.execute(_BEGIN)
         cursor.nextset()
         return bool(cursor.fetchall()[0][0] > 0)
@@ -261,14 +261,14 @@ class CopyTransaction(SinkTransaction):
 
 
 def by_key(rows: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBatch:
-    """Return rows sorted by key, stably: going through an index in order saves a quarter of the server's time."""
+    """Sort rows by key, stably: an index lookup in key order saves a quarter of the server's time."""
     if not keys or any(pa.types.is_nested(rows.schema.field(key).type) for key in keys):
         return rows
     return rows.take(pc.sort_indices(rows, [(key, "ascending") for key in keys]))
 
 
 def _staging_columns(into: Target, schema: pa.Schema, checks: Sequence[Check]) -> sql.Composed:
-    """Return columns that refuse in the worker the same values as the target."""
+    """Return staging columns with the target's NOT NULL and CHECK constraints, so that errors occur in the worker."""
     parts: list[sql.Composable] = []
     for name in schema.names:
         column = into.columns[name]
