@@ -1,28 +1,28 @@
-"""Joins of two streams, as functions of a shard; `holdfast.spark_integration.operators.joining` defines them.
+"""Shard functions that join two streams; `holdfast.spark_integration.operators.joining` defines the joins.
 
-``join(…, within=…)``: rows that have one key, and times near each other::
+``join(…, within=…)``: pairs of rows with equal keys and times at most `within` apart::
 
-    left    ──────────●──────────────▶ time     a row waits for those of the other side that may come near it: until
-    right        [────┴────)                    the watermark has passed its time by more than `within`
+    left    ──────────●──────────────▶ time     a row waits for matches from the other side until the watermark has
+    right        [────┴────)                    passed the row's time by more than `within`
                  └ within ┘
 
     j.left                                     j.right
     order   at      number   amount            order   paid    number   method   matched
     7       09:00   …        12.5              7       09:03   …        "card"   true
 
-State has the rows that wait. `matched` is kept for a side whose rows come out alone if none of the other side has come.
+State stores the waiting rows. `matched` is stored only for a side whose unmatched rows are output.
 
-``asof_join(…)``: each row of the left side beside the right one's latest row at or before its time::
+``asof_join(…)``: each left row with the latest right row at or before its time::
 
-    left    ─────────────●──▶ time      a row waits until the watermark has reached its time: until then older rows of
-    right   ──●──●─────●───●─           the right side may come. One of these waits until `tolerance` after its time
+    left    ─────────────●──▶ time      a left row waits until the watermark reaches its time: earlier right rows may
+    right   ──●──●─────●───●─           still arrive. A right row waits until `tolerance` after its own time
                        └─┘
 
     j.left                                     s.right
     currency   at      number   amount         currency   at      rate
     "EUR"      09:00   …        12.5           "EUR"      08:58   1.1
 
-Of several rows of the right side with one key and time, the last to come replaces the others.
+If several right rows have the same key and time, the last to arrive replaces the others.
 """
 
 from __future__ import annotations
@@ -59,25 +59,25 @@ from holdfast.spark_integration.timers import AT_ONCE_BYTES, KeysAtOnce
 from holdfast.spark_integration.ttl.ends import Ends, due_of, microseconds, microseconds_or_0
 from holdfast.spark_integration.vectorised.arrays import shown_keys, without_views
 
-#: Columns of the rows: their side, and their time.
+#: Input columns for a row's side and time.
 IS_LEFT, AT = "__holdfast_is_left", "__holdfast_at"
 
 
 @dataclass(frozen=True)
 class JoinSide:
-    """One of the two streams."""
+    """One side of a join."""
 
     table: str
     key_types: pa.Schema
     time: pa.Field
-    value_types: pa.Schema  #: Of the columns beside key and time
-    is_numbered: bool = True  #: Whether all rows of one key and time are kept; else the last to come
-    #: Whether state says of each row if one of the other side has come near it, in its last column
+    value_types: pa.Schema  #: The columns other than key and time
+    is_numbered: bool = True  #: Whether to keep all rows with the same key and time; else only the last to arrive
+    #: Whether the last state column records if a row has matched
     notes_matches: bool = False
 
     @cached_property
     def state(self) -> TableSchema:
-        """The table of its rows that wait."""
+        """The state table of the side's waiting rows."""
         names = pa.schema([*self.key_types, self.time, *self.value_types])
         number = [pa.field(free_name("number", names), pa.int64())] if self.is_numbered else []
         matched = [pa.field(free_name("matched", names), pa.bool_())] if self.notes_matches else []
@@ -86,43 +86,43 @@ class JoinSide:
 
     @cached_property
     def types(self) -> pa.Schema:
-        """Its columns, without the key."""
+        """The side's columns without the key."""
         return pa.schema([self.time, *self.value_types])
 
 
 @dataclass
 class SideRows:
-    """Rows of one side in a call."""
+    """One side's rows in a call."""
 
     side: JoinSide
-    key: IntArray  #: Which of the call's keys each has
+    key: IntArray  #: Index of each row's key in the call's keys
     at: pa.Array
     values: pa.RecordBatch
-    can_match: IntArray  #: Those that have a time, and no null in the key: as in SQL, such a key equals none
-    has_matched: BoolArray  #: To be set where one of the other side is near
+    can_match: IntArray  #: Indices of rows with a time and no null in the key: as in SQL, null keys never match
+    has_matched: BoolArray  #: Set for each row that has matched
 
     @cached_property
     def at_us(self) -> IntArray:
-        """The times in microseconds; 0 for a row without one."""
+        """The times in microseconds; 0 for a null."""
         return microseconds_or_0(self.at)
 
     @property
     def times(self) -> KeyedTimes:
-        """Keys and times of the rows that can match others."""
+        """Keys and times of the rows that can match."""
         return KeyedTimes(self.key[self.can_match], self.at_us[self.can_match])
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row, on average."""
+        """The average size of a row in bytes."""
         return int(self.values.nbytes) // max(1, len(self.key))
 
     def shown(self, rows: IntArray) -> list[pa.Array]:
-        """Return the columns of some rows."""
+        """Return the time and value columns of the given rows."""
         return [self.at.take(pa.array(rows)), *take(self.values, rows).columns]
 
 
 class Waiting(NamedTuple):
-    """Rows of one side that wait, each until its end."""
+    """Waiting rows of one side, each with its end time."""
 
     new: SideRows
     rows: IntArray
@@ -131,7 +131,7 @@ class Waiting(NamedTuple):
 
 @dataclass(frozen=True)
 class Sides:
-    """Both streams."""
+    """Both sides of a join."""
 
     key_types: pa.Schema
     left: JoinSide
@@ -140,21 +140,21 @@ class Sides:
 
     @cached_property
     def grouping(self) -> TableSchema:
-        """The key columns, which choose a row's shard."""
+        """The key columns, which determine a row's shard."""
         return self.left.state.prefix(len(self.key_types))
 
     @cached_property
     def _index_key(self) -> pa.Schema:
-        """The key of either side's row, and the side."""
+        """The key of a row of either side, and its side."""
         own = {"at": self.left.time.type, "number": pa.int64(), "is_left": pa.bool_()}
         return pa.schema([*self.key_types, *((free_name(name, self.key_types), t) for name, t in own.items())])
 
     def tables(self) -> Mapping[str, TableSchema]:
-        """Return the tables of state."""
+        """Return the state tables by name."""
         return {side.table: side.state for side in (self.left, self.right)} | dict(Ends.tables(self._index_key))
 
     def rows_of(self, batch: ShardInput) -> tuple[Keys, SideRows, SideRows]:
-        """Return the keys of a call, each once, and the rows of both sides."""
+        """Return the call's distinct keys and the rows of each side."""
         keys, order = batch.distinct_keys(self.grouping)
         batch.counts.keys += len(keys)
         of_row = order.key_of_row
@@ -171,12 +171,12 @@ class Sides:
         return keys, found[0], found[1]
 
     def keep(self, waiting: Iterable[Waiting], keys: Keys, transaction: Transaction, ends: Ends) -> None:
-        """Store rows that wait, each until its end."""
+        """Store waiting rows and their end times."""
         entries, end_us = zip(*((self._entries(one, keys, transaction), one.end_us) for one in waiting), strict=True)
         ends.add(Keys.concat(entries), np.concatenate(end_us))
 
     def _entries(self, waiting: Waiting, keys: Keys, transaction: Transaction) -> Keys:
-        """Store rows of one side; return their entries in the index."""
+        """Store rows of one side; return their keys for the index of ends."""
         new, rows = waiting.new, waiting.rows
         grouping, n = keys.take(new.key[rows]), len(rows)
         of_time = [*grouping.columns.columns, new.at.take(pa.array(rows))]
@@ -191,30 +191,30 @@ class Sides:
     def put(
         self, side: JoinSide, keys: Keys, values: list[pa.Array], has_matched: BoolArray, transaction: Transaction
     ) -> None:
-        """Write rows of one side, given their whole keys and their columns."""
+        """Write rows of one side, given their full state keys and their columns."""
         columns = [*values, pa.array(has_matched)] if side.notes_matches else values
         transaction.put(side.table, keys, from_columns(columns, side.state.value, len(keys)))
 
     def by_side(self, over: Keys) -> Iterator[tuple[JoinSide, Keys]]:
-        """Yield the left side and the whole keys of its rows, then the right one's, given entries of the index."""
+        """Yield each side, left first, with the full keys of its rows among the given index keys."""
         is_left = to_bools(over.columns.columns[-1])
         for side, is_own in ((self.left, is_left), (self.right, ~is_left)):
             keys, own = over.take(np.flatnonzero(is_own)), side.state.key
             yield side, Keys(keys.hashes, from_columns(keys.columns.columns[: len(own)], own, len(keys)))
 
     def grouping_of(self, keys: Keys) -> Keys:
-        """Return the keys by which rows are grouped, given their whole keys."""
+        """Return the grouping keys of rows, given their full keys."""
         columns = keys.columns.columns[: len(self.key_types)]
         return Keys(keys.hashes, from_columns(columns, self.grouping.key, len(keys)))
 
     def time_of(self, keys: Keys) -> pa.Array:
-        """Return the times of rows, given their whole keys."""
+        """Return the times of rows, given their full keys."""
         return keys.columns.column(len(self.key_types))
 
     def shown(self, keys: Keys, columns: Mapping[str, list[pa.Array]], operator: str) -> pa.RecordBatch:
-        """Return output rows from each side's time and columns, named as its table; a missing side is null."""
+        """Build output rows from time and value columns by table name; a missing side is null."""
         shown = shown_keys(keys, self.key_types)
-        for side in (self.right, self.left):  # a name that both have is the left's
+        for side in (self.right, self.left):  # the left side wins a shared name
             nulls = [pa.nulls(len(keys), field.type) for field in side.types]
             shown |= dict(zip(side.types.names, columns.get(side.table, nulls), strict=False))
         output = {name: shown[name] for name in self.output_types.names}
@@ -222,14 +222,14 @@ class Sides:
 
 
 def _stored(rows: pa.Table, types: pa.Schema) -> pa.RecordBatch:
-    """Return rows in their storage types."""
+    """Convert columns to their storage types."""
     columns = [without_views(rows.column(field.name)) for field in types]
     stored = [column.cast(storage_type(field.type)) for column, field in zip(columns, types, strict=True)]
     schema = pa.schema([pa.field(field.name, storage_type(field.type)) for field in types])
     return from_columns(stored, schema, rows.num_rows)
 
 
-#: A row of time t may match one of the watermark's time, so it is over a millisecond after t + within, as in Spark.
+#: A row of time t may match a row at the watermark, so it ends a millisecond after t + within, as in Spark.
 BEYOND_MS = 1
 
 
@@ -237,7 +237,7 @@ BEYOND_MS = 1
 class Join(OperatorFunction):
     """The `ShardFunction` of a join."""
 
-    sides: Sides  #: Of which those note matches whose rows come out alone
+    sides: Sides  #: `notes_matches` is set for sides whose unmatched rows are output
     within_us: int
 
     def tables(self) -> Mapping[str, TableSchema]:
@@ -261,7 +261,7 @@ class Join(OperatorFunction):
         return ends.earliest_ms()
 
     def _alone(self, side: JoinSide, keys: Keys, transaction: Transaction, operator: str) -> pa.RecordBatch:
-        """Return the rows without any match."""
+        """Return the rows that never matched."""
         found = transaction.get(side.table, keys)
         rows = np.flatnonzero(found.exists & ~to_bools(found.values.columns[-1]))
         alone, values = keys.take(rows), take(found.values, rows).columns
@@ -270,7 +270,7 @@ class Join(OperatorFunction):
 
 
 class _Call:
-    """The rows of one call: they match each other and waiting rows, then wait themselves."""
+    """Joins a call's rows with each other and with waiting rows, then stores them to wait."""
 
     def __init__(self, join: Join, batch: ShardInput, transaction: Transaction, ends: Ends) -> None:
         self._join, self._sides = join, join.sides
@@ -302,7 +302,7 @@ class _Call:
                 self._sides.put(side, keys, values, has_matched[first], self._transaction)
 
     def _matched(self, rows: SideRows, new: SideRows, near: Near) -> Iterator[pa.RecordBatch]:
-        """Yield each of `rows` beside each of `new` that it is near."""
+        """Yield the joined pairs of `rows` and nearby `new` rows."""
         for of_rows, of_new in near.pairs(rows.times, rows.row_bytes + new.row_bytes):
             row, other = rows.can_match[of_rows], new.can_match[of_new]
             rows.has_matched[row] = True
@@ -311,7 +311,7 @@ class _Call:
             yield self._sides.shown(self._keys.take(rows.key[row]), columns, self._batch.operator)
 
     def _waiting(self, new: SideRows) -> Generator[pa.RecordBatch, None, Waiting]:
-        """Return the rows that wait; in an outer join, yield those that can never match."""
+        """Return the rows to store; for an outer side, yield the unmatched rows that can no longer match."""
         end_us = new.at_us + self._join.within_us + BEYOND_MS * 1000
         waits = to_bools(new.at.is_valid()) & (due_of(end_us) >= (self._batch.times.watermark_ms or 0))
         if new.side.notes_matches:
@@ -326,16 +326,16 @@ class _Call:
 
 @dataclass(frozen=True)
 class AsofJoin(OperatorFunction):
-    """The `ShardFunction` of an as-of join, whose output has the left side's time only."""
+    """The `ShardFunction` of an as-of join; its output contains only the left side's time."""
 
-    sides: Sides  #: Of which the right one is not numbered
+    sides: Sides  #: The right side is not numbered
     tolerance_us: int
 
     def tables(self) -> Mapping[str, TableSchema]:
         return self.sides.tables()
 
     def configuration(self) -> Mapping[str, str]:
-        # Not the tolerance: rows of the right side that are stored have their ends.
+        # The tolerance may change: stored right rows keep their end times.
         return {"operator": "asof_join"}
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
@@ -349,7 +349,7 @@ class AsofJoin(OperatorFunction):
         return ends.earliest_ms()
 
     def _kept(self, batch: ShardInput, transaction: Transaction, ends: Ends) -> pa.RecordBatch:
-        """Store rows that can still match; return the left rows that cannot."""
+        """Store the rows that can match; return the left rows that cannot."""
         keys, left, right = self.sides.rows_of(batch)
         both = (left, 0), (right, self.tolerance_us)
         waiting = [Waiting(new, new.can_match, new.at_us[new.can_match] + wait_us) for new, wait_us in both]
@@ -358,7 +358,7 @@ class AsofJoin(OperatorFunction):
         return self.sides.shown(keys.take(left.key[alone]), {left.side.table: left.shown(alone)}, batch.operator)
 
     def _over(self, over: Iterator[Keys], delete: Callable[[str, Keys], None]) -> Iterator[Keys]:
-        """Remove rows that are over, and yield those of the left side, many at once."""
+        """Delete the ended rows of both sides; yield the keys of the left rows in large groups."""
         waiting: list[Keys] = []
         for some in over:
             (left, keys), (right, others) = self.sides.by_side(some)
@@ -374,7 +374,7 @@ class AsofJoin(OperatorFunction):
     def _matched(
         self, left: Keys, transaction: Transaction, at_once: KeysAtOnce, operator: str
     ) -> Iterator[pa.RecordBatch]:
-        """Yield rows of the left side, each beside the one of the right side that is the latest at its time."""
+        """Yield left rows, each with the latest right row at its time."""
         place, right = self._latest(left, transaction)
         start = 0
         while start < len(left):
@@ -391,14 +391,14 @@ class AsofJoin(OperatorFunction):
             yield shown
 
     def _latest(self, left: Keys, transaction: Transaction) -> tuple[IntArray, pa.Table]:
-        """Return the place of each row's match among those returned beside, or -1."""
+        """Return the index of each row's match, or -1, and the table of matches."""
         grouping = self.sides.grouping_of(left)
         order = order_rows(grouping.hashes, grouping.columns)
         keys = grouping.take(order.rows[order.first])
         rows = KeyedTimes(order.key_of_row, microseconds(self.sides.time_of(left)))
         best = np.full(len(left), np.iinfo(np.int64).min)
         pieces: list[pa.RecordBatch] = []
-        place, at_place = np.full(len(left), -1), 0  # of the best row, in all pieces
+        place, at_place = np.full(len(left), -1), 0  # index of the best row across all pieces
         entries = EntryRows(transaction, self.sides.right.state, len(keys.columns.columns), None)
         for some in entries.scan(keys, Near(rows, self.tolerance_us, len(keys)).ranges(0)):
             asked = np.flatnonzero(np.isin(rows.key, some.places))
@@ -406,29 +406,29 @@ class AsofJoin(OperatorFunction):
             found = Near(of_piece, self.tolerance_us, len(keys)).latest(rows.take(asked))
             is_better = (found >= 0) & (of_piece.at[found] > best[asked])
             asked, found = asked[is_better], found[is_better]
-            each, which = np.unique(found, return_inverse=True)  # many rows may have one match
+            each, which = np.unique(found, return_inverse=True)  # several rows may share a match
             best[asked], place[asked] = of_piece.at[found], at_place + which
             pieces.append(take(some.values, each))
             at_place += len(each)
         return place, pa.Table.from_batches(pieces, self.sides.right.state.value).combine_chunks()
 
 
-#: Pairs that are found at once, at most, as a row may have millions; and about as many rows are matched at once.
+#: The maximum number of pairs per output batch, as a row may have millions; also limits the rows matched at once.
 _AT_ONCE = 65_536
 
 
 @dataclass(frozen=True)
 class KeyedTimes:
-    """Rows by key and time."""
+    """The keys and times of rows."""
 
-    key: IntArray  #: Which of the call's keys each row has
+    key: IntArray  #: Index of each row's key in the call's keys
     at: IntArray  #: In microseconds
 
     def __len__(self) -> int:
         return len(self.key)
 
     def take(self, rows: IntArray) -> KeyedTimes:
-        """Return some rows, in their order."""
+        """Return the given rows, in the given order."""
         return KeyedTimes(self.key[rows], self.at[rows])
 
 
@@ -444,7 +444,7 @@ class Near:
         self._sorted = places[self._order]
 
     def ranges(self, after_us: int) -> Ranges:
-        """Return the times of all that is near a row: at most the time of these before it, or `after_us` after it."""
+        """Return the time ranges near the rows: from `within_us` before a row to `after_us` after it."""
         key, at = self._rows.key[self._order], self._rows.at[self._order]
         is_first, is_last = np.ones((2, len(key)), np.bool_)
         is_first[1:] = (key[1:] != key[:-1]) | (at[1:] - at[:-1] > self._within_us + after_us)
@@ -452,7 +452,7 @@ class Near:
         return Ranges(key[is_first], at[is_first] - self._within_us, at[is_last] + after_us)
 
     def pairs(self, others: KeyedTimes, pair_bytes: int) -> Iterator[tuple[IntArray, IntArray]]:
-        """Yield the `others` near each row, as many pairs at once as fit."""
+        """Yield index pairs (of `others`, of rows) that are near each other, in batches of bounded size."""
         first = np.searchsorted(self._sorted, self._places.of(others.key, others.at - self._within_us))
         end = np.searchsorted(self._sorted, self._places.of(others.key, others.at + self._within_us, "right"))
         so_far = np.cumsum(end - first)
@@ -464,7 +464,7 @@ class Near:
             yield other, self._order[end[other] - (so_far[other] - pair)]
 
     def latest(self, others: KeyedTimes) -> IntArray:
-        """Return, for each of `others`, the latest near row at or before its time, or -1."""
+        """Return, for each of `others`, the index of the latest near row at or before its time, or -1."""
         if not len(self._order):
             return np.full(len(others), -1)
         found = self._order[np.searchsorted(self._sorted, self._places.of(others.key, others.at, "right")) - 1]

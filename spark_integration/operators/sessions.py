@@ -1,13 +1,13 @@
-"""``groupBy(…).session(…).agg(…)``: aggregates of each key's sessions, which grow together as rows come between them.
+"""``groupBy(…).session(…).agg(…)``: aggregates each key's sessions, which merge when a row bridges the gap.
 
 ::
 
-    rows        [──) [──)       [──)        each row is a session of its own: from its time until the gap is over
+    rows        [──) [──)       [──)        each row starts as a session from its time to the end of the gap
     stored  [──────)
-            ─────────────────── time        sorted by key and start, a session begins where none before it reaches
+            ─────────────────── time        sorted by key and start, a session begins where no earlier one reaches
     now     [───────────)       [──)
 
-State has one row for each open session, under key and start::
+State stores one row per open session, by key and start::
 
     user   session_start   session_end   n
     "ann"  09:00           09:40         3
@@ -63,7 +63,7 @@ from holdfast.spark_integration.vectorised.arrays import shown_keys
 
 #: The last key column, and the first value column.
 SESSION_START, SESSION_END = "session_start", "session_end"
-# How far back the session before a new one is looked for: at first this many times the length of the longest row.
+# The first search for the session before a new one reaches back this many times the longest new session.
 _FIRST_REACH, _REACH_GROWTH = 64, 4
 _LARGEST_REACH_US = 1 << 60
 
@@ -72,11 +72,11 @@ _LARGEST_REACH_US = 1 << 60
 class Sessions(OperatorFunction):
     """The `ShardFunction` of sessions."""
 
-    key_types: pa.Schema  #: Of the keys, and of `SESSION_START` behind them
+    key_types: pa.Schema  #: The key columns, followed by `SESSION_START`
     accumulators: tuple[Accumulator, ...]
     output_types: pa.Schema
-    column: str  #: Of the output: a struct of start and end
-    is_streaming: bool  #: Whether sessions wait for the watermark; else all are over at once
+    column: str  #: The output column for the session: a struct of start and end
+    is_streaming: bool  #: Whether sessions wait for the watermark; else all are output at once
 
     @cached_property
     def _state(self) -> TableSchema:
@@ -92,7 +92,7 @@ class Sessions(OperatorFunction):
         return {SEVERAL: self._state, **Ends.tables(self.key_types)}
 
     def configuration(self) -> Mapping[str, str]:
-        # Not the gap: sessions that are stored have their ends.
+        # The gap may change: stored sessions keep their end times.
         return {"operator": "session"}
 
     def require_same_columns(self, stored: StoredTables) -> None:
@@ -109,7 +109,7 @@ class Sessions(OperatorFunction):
         return ends.earliest_ms()
 
     def _with_rows(self, batch: ShardInput, transaction: Transaction, ends: Ends) -> tuple[Keys, pa.Table]:
-        """Merge the rows into the sessions of their keys; return the sessions that have changed."""
+        """Merge rows into their keys' sessions; return the changed sessions."""
         keys, by_key = batch.distinct_keys(self._grouping)
         of_row = by_key.key_of_row
         entries = EntryRows(transaction, self._state, len(self._grouping.key), None)
@@ -144,7 +144,7 @@ class Sessions(OperatorFunction):
         return entries.keys_of(keys.take(key), pa.table({SESSION_START: timestamps(start, time)}))
 
     def _over(self, ends: Ends, batch: ShardInput, transaction: Transaction) -> Iterator[pa.RecordBatch]:
-        """Remove and yield the sessions that are over; those that have grown meanwhile wait for their new end."""
+        """Delete and yield ended sessions; sessions that have grown wait for their new end."""
         with transaction.deleting() as delete:
             for keys in ends.over(batch.counts):
                 found = transaction.get(SEVERAL, keys)
@@ -163,27 +163,27 @@ class Sessions(OperatorFunction):
 
 @dataclass(frozen=True)
 class _Merged:
-    """Sessions made of parts, which are rows and stored sessions."""
+    """Sessions merged from parts: new rows and stored sessions."""
 
-    order: RowOrder  #: Of the parts by session
+    order: RowOrder  #: The order of the parts by session
     places: Places
     key: IntArray
     start: IntArray
     end: IntArray
-    has_rows: BoolArray  #: Whether a row is a part of it: else it is as it was
-    was_stored: BoolArray  #: Whether one was stored under the same key and start
-    gone: IntArray  #: The parts that were stored under a start which is no session's any more
+    has_rows: BoolArray  #: Whether the session contains a new row; else it is unchanged
+    was_stored: BoolArray  #: Whether a session was stored under the same key and start
+    gone: IntArray  #: The stored parts whose start is no longer the start of a session
 
     @classmethod
     def of(cls, key: IntArray, start: IntArray, end: IntArray, rows: int) -> _Merged:
-        """Merge parts that touch or overlap; the first ones are rows."""
+        """Merge parts that touch or overlap; the first `rows` parts are new rows."""
         places = Places(np.concatenate([start, end]), int(key.max()) + 1)
         is_row = np.arange(len(key)) < rows
         starts = places.of(key, start)
-        # Of one start, what was stored comes first, so that it is seen to be there.
+        # At equal starts, stored sessions sort first, so that `was_stored` is set.
         order = order_numbers((2 * starts + is_row).view(np.uint64))
         is_stored = ~is_row[order]
-        # Each key's largest end so far: the places of one are all before those of the next.
+        # The largest end so far of each key: all places of a key precede those of the next key.
         last = np.maximum.accumulate(places.of(key, end)[order])
         first = np.ones(len(order), np.bool_)
         first[1:] = starts[order[1:]] > last[:-1]
@@ -204,12 +204,12 @@ class _Merged:
         )
 
     def touching(self, entries: Iterable[Entries]) -> list[Entries]:
-        """Return the stored sessions that touch or overlap one of these, usually few per key."""
+        """Return the stored sessions that touch or overlap a session of this object, usually few per key."""
         ends = self.places.of(self.key, self.end)
         found = []
         for some in entries:
             start, end = microseconds(some.own_keys.column(0)), microseconds(some.values.column(0))
-            # Of each, the first one of its key that does not end before it starts.
+            # For each stored session, find the first merged one that does not end before its start.
             first = np.searchsorted(ends, self.places.of(some.places, start))
             near = np.minimum(first, len(ends) - 1)
             is_near = (first < len(ends)) & (self.key[near] == some.places) & (self.start[near] <= end)
@@ -218,7 +218,7 @@ class _Merged:
 
 
 def _stored(merged: _Merged, entries: EntryRows, keys: Keys) -> Iterator[Entries]:
-    """Yield the stored sessions of keys; of a key with very many, those that may touch one of `merged`."""
+    """Yield the stored sessions of keys; for keys with many sessions, only those that may touch `merged`."""
     are_many = entries.are_many(keys)
     if not are_many.any():
         yield from entries.scan(keys)
@@ -230,10 +230,10 @@ def _stored(merged: _Merged, entries: EntryRows, keys: Keys) -> Iterator[Entries
 
 
 def _near(key: IntArray, start: IntArray, end: IntArray, entries: EntryRows, keys: Keys) -> Iterator[Entries]:
-    """Yield the stored sessions from start to end of new ones, which are sorted, and the last one before each.
+    """Yield the stored sessions that start within the sorted new sessions, and the last one before each.
 
-    As sessions do not touch, none before that one reaches further. It is looked for step by step, down to the new
-    session before, whose own search goes on.
+    Stored sessions do not touch, so none before that one reaches further. The search goes back in growing steps, down
+    to the previous new session, whose own search covers earlier times.
     """
     behind = np.full(len(key), np.iinfo(np.int64).min)
     behind[1:] = np.where(key[1:] == key[:-1], end[:-1] + 1, behind[1:])
@@ -255,7 +255,7 @@ def _near(key: IntArray, start: IntArray, end: IntArray, entries: EntryRows, key
 
 
 def by_session(found: Aggregated, name: str) -> DataFrame:
-    """Define ``groupBy(…).session(…).agg(…)``. Raises `InvalidArgumentError`, as without a watermark."""
+    """Define ``groupBy(…).session(…).agg(…)``. Raises `InvalidArgumentError`, for example without a watermark."""
     if found.df.isStreaming and not found.is_timed:
         raise InvalidArgumentError(
             "sessions are shown once they are over, which takes a watermark on their time column: "
@@ -284,10 +284,10 @@ class SessionStream:
     grouping: Grouping
     session: Column
 
-    if not TYPE_CHECKING:  # which know by themselves
+    if not TYPE_CHECKING:  # type checkers see the attributes by themselves
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Say that agg is missing."""
+            """Raise an error that suggests calling `agg`."""
             raise has_no_result(self, name, "groupBy(…).session(…).agg(n=holdfast.count())")
 
     def agg(self, *aggregates: Aggregate, name: str = "session", **named: Aggregate) -> DataFrame:
@@ -296,30 +296,30 @@ class SessionStream:
         Parameters
         ----------
         *aggregates : Aggregate
-            With Spark's names, such as ``max(delay)``, or those that `Aggregate.alias` has given.
+            Named as in Spark, such as ``max(delay)``, or by `Aggregate.alias`.
         name : str
-            Name of the operator, which identifies its state for good. Unique in a query.
+            The operator's name, unique in the query; permanently identifies its state.
         **named : Aggregate
-            By column.
+            Aggregates by output column.
 
         Returns
         -------
         pyspark.sql.DataFrame
-            The keys, ``session_window`` with ``start`` and ``end``, and the aggregates, in Spark's types. A
-            session is shown once, when the watermark has passed its end.
+            The keys, ``session_window`` with ``start`` and ``end``, and the aggregates, in Spark's types. Each
+            session is output once, after the watermark has passed its end.
 
         Raises
         ------
         AnalysisException
-            As of Spark's own aggregation: no such column, or one of a wrong type.
+            As in Spark's own aggregation: a column is missing or has the wrong type.
         InvalidArgumentError
-            No aggregate, no watermark, or a wrong name or setting; nothing has run.
+            No aggregate, no watermark, or an invalid name or setting; raised before anything runs.
         """
         return by_session(aggregated(self.df, self.grouping, self.session, aggregates, named), name)
 
 
 def by_sessions(df: DataFrame, grouping: Grouping, timeColumn: str | Column, gap: str | Column) -> SessionStream:
-    """Group by sessions, as Spark's `session_window`. Raises `InvalidArgumentError` unless the gap is positive."""
+    """Group by sessions, like Spark's `session_window`. Raises `InvalidArgumentError` unless the gap is positive."""
     if isinstance(gap, str):
         end = F.lit("1970-01-01 00:00:00 UTC").cast("timestamp") + F.lit(gap).try_cast("interval")
         [[end_us]] = df.sparkSession.sql("SELECT * FROM VALUES (1) AS one(n)").select(F.unix_micros(end)).collect()
