@@ -18,11 +18,11 @@ another process on the same machine runs the query, as the query's shards would 
 what a start finds           meaning and action
 ===========================  =========================================================================================
 prepared, no decision        Spark repeats the micro-batch: abort
-a decision, the same batch   decided, perhaps visible: commit its handles again; no row is written a second time
-a decision, a later batch    Spark has finished the decided batch, so it was committed, unless a user's function
+a decision, same batch       decided, perhaps visible: commit its handles again; no row is written a second time
+a decision, later batch      Spark has finished the decided batch, so it was committed, unless a user's function
                              swallowed the error: commit again. A target that forgets old commits, as Kafka does, may
                              report it lost, unless the target's newest visible batch is older
-a decision, an earlier batch Spark's checkpoint location was rolled back, or is an older copy: refuse
+a decision, earlier batch    Spark's checkpoint location was rolled back, or is an older copy: refuse
 same batch, different plan   the location was rolled back: Spark has planned the micro-batch again. Refuse
 target shows a later batch   the state directory is a different one, or was deleted: refuse, unless Spark finished it
 target shows an earlier one  the target was emptied, or restored from a backup: refuse

@@ -4,7 +4,7 @@
     upsert    <url>/_holdfast/<sink>/<query id>/staged/part-….parquet      merged into the table by key, on the driver
     both      <url>/_holdfast/…                                            notes and writers; VACUUM skips the folder
 
-    one transaction   add …                                    the files
+    one transaction   add …                                     the files
                       txn holdfast/<sink>/<query id>            version = micro-batch
                       txn holdfast/<sink>/<query id>/attempts   version = 63 bits of the digest of its attempts
 

@@ -4,7 +4,7 @@ A layout string describes a request's or response's fields:
 
     b h i q ?   numbers, as in `struct`               u   a UUID, as 32 hexadecimal digits
     s           a string, or null                     y   bytes
-    […]         an array of the enclosed item, or null (…) a struct
+    […]         an array of the inner item, or null   (…) a struct
 
     plain       string = int16 length, bytes          array = int32 count, items
     flexible    string = varint length + 1            array = varint count + 1      tags after each struct
@@ -25,8 +25,8 @@ Each request has one fixed version:
     ListTransactions        66  0         the first: Kafka 3.0
 
 EndTxn from version 5 uses "transactions v2" (Kafka 4): the broker bumps the epoch when a transaction ends, so that a
-repeated commit would not match the epoch in its handle. librdkafka's producers use older versions too, and brokers distinguish
-the protocols only by this version.
+repeated commit would not match the epoch in its handle. librdkafka's producers use older versions too, and brokers
+distinguish the protocols only by this version.
 
 Source: https://kafka.apache.org/protocol
 """
