@@ -413,7 +413,7 @@ class AsofJoin(OperatorFunction):
         return place, pa.Table.from_batches(pieces, self.sides.right.state.value).combine_chunks()
 
 
-#: The maximum number of pairs per output batch, as a row may have millions; also limits the rows matched at once.
+#: The maximum number of pairs per output batch, as a row may have millions; also the group size for matching rows.
 _AT_ONCE = 65_536
 
 
@@ -422,7 +422,7 @@ class KeyedTimes:
     """The keys and times of rows."""
 
     key: IntArray  #: Index of each row's key in the call's keys
-    at: IntArray  #: In microseconds
+    at: IntArray  #: Time in microseconds
 
     def __len__(self) -> int:
         return len(self.key)

@@ -51,7 +51,7 @@ class WriteTask(ImmediateAcks):
     """A function for ``mapInArrow`` that writes and prepares a task's rows."""
 
     sink: TwoPhaseSink
-    query: SinkQuery  #: Without options
+    query: SinkQuery  #: The query without options
     option_names: frozenset[str]
     batch_id: int
     schema: pa.Schema

@@ -136,7 +136,7 @@ _ESCAPED_BYTES = 3
 # The folder name for null; the longest folder name of a non-text value.
 _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 _NO_TEXT_BYTES = len(_NULL_FOLDER)
-#: Up to this many files per task have statistics of all columns; more files have fewer, to limit the driver's memory.
+#: A task with more files than this describes fewer columns per file, to limit the driver's memory.
 _DESCRIBED = 8
 _FILES_MAX = 10_000
 

@@ -158,7 +158,7 @@ class DataFile(Stored):
     digest: Digest  #: XXH3-128 of its bytes
     details: Mapping[str, Any]  #: The sink's own metadata of the file
     attempt: Annotated[str, NOT_STORED] = ""
-    number: Annotated[int, NOT_STORED] = 0  #: From 0, in the order of the attempt's rows
+    number: Annotated[int, NOT_STORED] = 0  #: Counted from 0, in the order of the attempt's rows
 
     @property
     def name(self) -> str:

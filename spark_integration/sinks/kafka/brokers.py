@@ -49,7 +49,7 @@ from holdfast.spark_integration.sinks.kafka.protocol import (
 from holdfast.spark_integration.sinks.two_phase_sink import Handle
 
 T = TypeVar("T")
-C = TypeVar("C", bound=tuple[Any, ...])  # begins with a code
+C = TypeVar("C", bound=tuple[Any, ...])  # a result whose first item is the code
 Address = tuple[str, int]
 
 _CLIENT_ID = "holdfast"

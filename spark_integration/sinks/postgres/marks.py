@@ -135,7 +135,7 @@ ALTER TABLE {sinks} ALTER target SET NOT NULL"""
 _ONE_AT_A_TIME = "SELECT pg_advisory_xact_lock(hashtext('holdfast_sinks'))"
 _CLAIM = "INSERT INTO {sinks} (sink, query_id, batch_id, target) VALUES (%s, %s, -1, %s::oid) ON CONFLICT DO NOTHING"
 _TAKE_OVER = "UPDATE {sinks} SET query_id = %s, batch_id = -1 WHERE sink = %s AND query_id = %s"
-# Safe, because no micro-batch of the query was decided: no table has rows of it.
+# Safe, because no micro-batch of the query was decided: no table shows its rows.
 _BEGIN_WITH = "UPDATE {sinks} SET target = %s::oid WHERE sink = %s AND query_id = %s AND batch_id = -1"
 _NEWEST = "SELECT query_id, batch_id, target::oid = %s::oid FROM {sinks} WHERE sink = %s"
 _IS_SAME = "SELECT query_id, target::oid = to_regclass(%s)::oid FROM {sinks} WHERE sink = %s"
@@ -249,7 +249,7 @@ class MarkTables:
         return Shown(marked[0][0], int(marked[0][1]), marked[0][2]) if marked else Shown(None, -1, is_there=True)
 
     def show(self, batch_id: int) -> None:
-        """Mark a micro-batch as complete and delete other attempts' rows, unless a later micro-batch is marked."""
+        """Mark a micro-batch as complete and delete earlier attempts' marks, unless a later micro-batch is marked."""
         values = {"sink": self.query.sink, "query": self.query.query_id, "batch": batch_id, "target": self.target.oid}
         self.session.run(self._sql(_SHOW), values)
 

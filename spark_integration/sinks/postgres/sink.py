@@ -56,7 +56,7 @@ from holdfast.spark_integration.sinks.two_phase_sink import (
 
 _log = logging.getLogger(__name__)
 
-#: Key in `Session.known` of the table's definition at the query's start.
+#: First part of the key in `Session.known` for the table's definition at the query's start.
 _OPENED = "opened"
 #: The number of other drivers that may start during a step and end its session.
 _DRIVERS_AT_ONCE = 2

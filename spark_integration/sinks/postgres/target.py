@@ -40,7 +40,7 @@ class PgType:
     name: str  #: ``pg_type.typname``, such as ``int4`` or ``_text``
     shown: str  #: The type in SQL, such as ``numeric(10,2)``
     category: str  #: ``pg_type.typcategory``
-    modifier: int = -1  #: -1 if there is none
+    modifier: int = -1  #: ``atttypmod`` or ``typtypmod``; -1 if there is none
     element: str | None = None  #: The ``typname`` of an array's elements
     element_category: str = "U"
 
@@ -252,7 +252,7 @@ class Target:
     columns: dict[str, Column]
     unique: tuple[Unique, ...]
     indexed: tuple[str, ...]
-    has_triggers: bool  #: Or rules
+    has_triggers: bool  #: Whether the table has triggers or rules
     has_exclusions: bool
     has_late_checks: bool  #: Partitions, foreign keys, or indexes that may refuse a row
     has_row_security: bool
