@@ -1,1 +1,1 @@
-"""Savepoints of queries: made beside a running query, or after it."""
+"""Savepoints of running and stopped queries."""

@@ -1,9 +1,9 @@
-"""How a restored query differs from its savepoint: names and shards of operators, operators that are gone.
+"""Changes that a restore makes to a saved query: renamed, resharded, skipped, reset and migrated operators.
 
-A `Migration` is a function of the user's that gives state tables other columns, for what no restart can. It gets the
-rows of a table in batches, in tasks: key columns, then value columns, in the types that they are stored in. It returns
-the same rows, with the same key columns, and whatever value columns the operator declares from then on. The driver
-first calls it with an empty batch, to learn these.
+A `Migration` wraps a user function that changes a table's value columns in ways that a restart cannot. Tasks call the
+function with batches of the table's rows: key columns, then value columns, in their stored types. It returns the same
+rows with the same key columns and the value columns that the new operator declares. The driver first calls it with an
+empty batch to learn the new columns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdfast.spark_integration.timers import TIMERS, is_by_time
 from holdfast.spark_integration.ttl.expiry import EXPIRES, index_of
 
 Migrate = Callable[[pa.RecordBatch], pa.RecordBatch]
-# Of one batch.
+# Limits of a batch.
 _ROWS, _BYTES = 1_000_000, 64 << 20
 _NO_CHARACTER = re.compile("[\ud800-\udfff]")
 _MODES = {"timeMode": "None", "outputMode": "update"}
@@ -39,14 +39,14 @@ Sources = Literal["saved", "fresh"]
 
 @dataclass(frozen=True)
 class Migration:
-    """What becomes of one state table."""
+    """The migration of one state table."""
 
     function: Migrate
-    #: The saved table, and the restored one
+    #: The saved and the restored table
     before: TableSchema
     after: TableSchema
-    is_expiring: bool  #: Whether the column of expiry times is holdfast's own, which the function does not see
-    returned: tuple[str, ...]  #: What the function calls the value columns, in the order of `after`
+    is_expiring: bool  #: Whether holdfast added an expiry column, hidden from the function
+    returned: tuple[str, ...]  #: The function's names for the value columns, in the order of `after`
 
     def __call__(self, run: Run) -> Run:
         """Return the rows with their new value columns. Raises `InvalidArgumentError`, `SchemaMismatchError`."""
@@ -75,7 +75,7 @@ class Migration:
 
 
 def migrations_of(operator: SavedOperator, given: Any) -> dict[str, Migration]:
-    """Return migrations by table, given for the only table, or by table or variable. Raises `InvalidArgumentError`."""
+    """Return the user's migrations by table; a lone function is for the only table. Raises `InvalidArgumentError`."""
     tables = [name for name, schema in operator.tables.items() if name != TIMERS and not is_by_time(schema)]
     if callable(given):
         if len(tables) != 1:
@@ -100,11 +100,11 @@ def migrations_of(operator: SavedOperator, given: Any) -> dict[str, Migration]:
 
 
 def migrated(operator: SavedOperator, migrations: Mapping[str, Migration]) -> SavedOperator:
-    """Return the operator as migrated; its pieces are still the saved ones."""
+    """Return the operator with migrated schemas and its pieces unchanged."""
     after = {name: migration.after for name, migration in migrations.items()}
     declared = dict(operator.declared)
     for name in after.keys() & declared.keys():
-        # What some rows have, and the query's last run did not declare, it does not declare now.
+        # Columns that only old rows have stay undeclared.
         hidden = set(operator.tables[name].value.names) - set(declared[name].value.names)
         shown = [field for field in after[name].value if field.name not in hidden]
         declared[name] = replace(after[name], value=pa.schema(shown))
@@ -112,7 +112,7 @@ def migrated(operator: SavedOperator, migrations: Mapping[str, Migration]) -> Sa
 
 
 def _after(function: Migrate, table: TableSchema, is_expiring: bool) -> tuple[TableSchema, tuple[str, ...]]:
-    """Return the schema that a function gives a table, and the function's names for its value columns."""
+    """Return a table's migrated schema and the function's names for the value columns."""
     before = _seen(table, is_expiring)
     shown = shown_columns(before)
     returned = _called(function, from_columns([pa.array([], field.type) for field in shown], shown, 0), before)
@@ -139,7 +139,7 @@ def _called(function: Migrate, rows: pa.RecordBatch, table: TableSchema) -> pa.R
         returned = function(rows)
     except HoldfastError:
         raise
-    except Exception as exc:  # whatever a function of the user's raises
+    except Exception as exc:  # a user function may raise anything
         raise _wrong(table, f"it failed: {type(exc).__name__}: {exc}", rows=rows.num_rows) from exc
     if not isinstance(returned, pa.RecordBatch | pa.Table):
         raise _wrong(table, "it returned no pyarrow.RecordBatch", returned=type(returned).__name__)
@@ -158,7 +158,7 @@ def _wrong(table: TableSchema, why: str, **facts: object) -> InvalidArgumentErro
 
 @dataclass(frozen=True)
 class Changes:
-    """How a restored query differs from its savepoint; see `holdfast.savepoints.restore`."""
+    """The changes that a restore makes to a saved query; see `holdfast.savepoints.restore`."""
 
     shards: int | None = None
     partitions: int | None = None
@@ -185,7 +185,7 @@ class Changes:
 
 
 def require_counts(**counts: int | None) -> None:
-    """Check numbers of shards or partitions, which may be left out. Raises `InvalidArgumentError`."""
+    """Check optional shard or partition counts. Raises `InvalidArgumentError`."""
     for what, count in counts.items():
         most = MOST_SHARDS if what == "shards" else SHARDS_LIMIT - 1
         if count is not None and (type(count) is not int or not 1 <= count <= most):
@@ -200,17 +200,17 @@ def require_comment(comment: object) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """What becomes of an operator that keeps its place in the query."""
+    """The restore plan for an operator that keeps its place in the query."""
 
     saved: SavedOperator
     name: str  #: In the new query
     shards: int
-    is_reset: bool  #: Whether it begins without state, by choice or because it had none
-    migrations: Mapping[str, Migration]  #: By table what gives it other columns
+    is_reset: bool  #: Whether it starts without state, by choice or because it had none
+    migrations: Mapping[str, Migration]  #: By table
 
 
 def plans_of(savepoint: Savepoint, changes: Changes) -> list[Plan]:
-    """Return a `Plan` for each operator that is not skipped, in the order of the query's plan, without gaps."""
+    """Return a `Plan` for each operator that is not skipped, in query plan order, without gaps."""
     operators = sorted(savepoint.operators, key=lambda operator: operator.number)
     names = {operator.name for operator in operators}
     for what, given, known in (
@@ -266,7 +266,7 @@ def plans_of(savepoint: Savepoint, changes: Changes) -> list[Plan]:
 
 
 def _require_whole(savepoint: Savepoint, changes: Changes, numbers: list[int]) -> None:
-    """Check that every saved operator has a place in the new query, or is skipped."""
+    """Check that every saved operator has a place in the new query or is skipped."""
     in_the_way = sorted(set(savepoint.left_out) - changes.skip)
     if in_the_way:
         raise InvalidArgumentError(

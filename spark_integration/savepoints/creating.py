@@ -1,22 +1,22 @@
-"""Makes a savepoint of a query, which may be running.
+"""Creation of a savepoint from a running or stopped query.
 
 ::
 
     Spark's location ──▶ logs of micro-batch N, pointers to the state after it      driver
     state directory ──▶ each shard at its pointer ──▶ pieces                        tasks, or the driver
-    what Spark keeps of sources ──▶ copies                                          driver
+    Spark's source logs ──▶ copies                                                  driver
     manifest                                                                        driver, last
 
-The state after micro-batch N stays readable for as many micro-batches as Spark returns to (``minBatchesToRetain``). If
-the query moves past it meanwhile, a savepoint of "the last micro-batch" restarts with a later one, once; then it fails,
-saying so.
+The state after micro-batch N stays readable while Spark can return to it (``minBatchesToRetain``). If the query moves
+past micro-batch N during the save, a savepoint of the last micro-batch restarts once with a later one. If the query
+moves past that one too, the save fails.
 
-A task reads shards at their pointers and stores their rows as pieces.
+Tasks read shards at their pointers and store the rows as pieces.
 
-State goes from the state directory to the savepoint through the executors, never through the driver. Tasks may be
-repeated, and run twice at once: each writes objects under unique names, and only those in the manifest count.
+With Spark, state passes through the executors, never through the driver. Spark may repeat a task or run two copies of
+it at once: each attempt writes objects under unique names, and only objects in the manifest count.
 
-From Spark's logs a savepoint takes the query's positions, watermark and pinned settings.
+The query's positions, watermark and pinned settings come from Spark's logs.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-#: What a task is given of each shard.
+#: Columns of a task's input row, one row per shard.
 SHARD_COLUMNS = "operator string, directory string, shard int, version long, commit string, carried binary"
 _log = logging.getLogger(__name__)
 _Made = TypeVar("_Made")
@@ -95,9 +95,9 @@ _WAIT_EACH_MS = 100
 def saved_query(
     location: QueryLocation, query_id: str, batch: LoggedBatch, folder: ObjectStorage, sinks: Iterable[SavedSink]
 ) -> SavedQuery:
-    """Return a query as it was after a micro-batch, with copies of its source logs; warn of missing results.
+    """Return the query as of a micro-batch, with copies of its source logs; warn of missing results.
 
-    `sinks`: found before the logs are read, so what they have decided was planned.
+    `sinks` must be read before the logs, so that every micro-batch they have decided is in the logs as planned.
     """
     logged = (batch.batch_id, batch.offsets_version, batch.batch, batch.next_watermark_ms)
     sources = _saved_sources(location, batch.sources, folder, {})
@@ -150,7 +150,7 @@ def _logs(
 
 
 def read_records(storage: ObjectStorage, rows: Mapping[str, Iterable[PointerRow]]) -> dict[str, OperatorRecord]:
-    """Return the records of the directories that pointers name, in order. Raises the errors of `require_state_of`."""
+    """Return the records of the pointers' directories, in order. Raises the errors of `require_state_of`."""
     records = {directory: read_operator(storage, directory) for directory in sorted(rows)}
     for directory, record in records.items():
         require_state_of(rows[directory], record, storage.url)
@@ -158,23 +158,23 @@ def read_records(storage: ObjectStorage, rows: Mapping[str, Iterable[PointerRow]
 
 
 def shard_row(operator: str, row: PointerRow) -> tuple[Any, ...]:
-    """Return a shard with state as a task's row, as in `SHARD_COLUMNS`."""
+    """Return the task input row, with `SHARD_COLUMNS`, for a shard that has state."""
     assert row.pointer is not None
     return (operator, row.directory, row.shard, row.pointer.version, row.pointer.commit_id, row.carried)
 
 
 @dataclass(frozen=True)
 class ShardSaver(ShardTask):
-    """Saves shards, which are rows of `SHARD_COLUMNS`, to a directory of savepoints; see `ShardTask`."""
+    """Saves shards, given as rows of `SHARD_COLUMNS`, to a savepoint directory; see `ShardTask`."""
 
     GIVEN: ClassVar[str] = SHARD_COLUMNS
     RETURNED: ClassVar[str] = "operator string, shard int, piece string, error string"
 
-    #: Of the savepoint, and of who makes it
+    #: The savepoint's name and the id of its maker
     name: str
     maker: str
-    tables: Mapping[str, Mapping[str, TableSchema]]  #: By operator all its tables, as they are saved
-    stored: Mapping[str, StoredTables]  #: By directory how its rows are stored
+    tables: Mapping[str, Mapping[str, TableSchema]]  #: Every table as saved, by operator and table
+    stored: Mapping[str, StoredTables]  #: How rows are stored, by directory
 
     def work(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[dict[str, Any]]:
         for piece in self._pieces(row, opened):
@@ -207,7 +207,7 @@ def create(
     without: Collection[str] = (),
     comment: str = "",
 ) -> Savepoint:
-    """Save the state of a query as it was after a micro-batch, with the positions of its sources.
+    """Save a query's state and source positions as of a micro-batch.
 
     Parameters
     ----------
@@ -216,33 +216,33 @@ def create(
     checkpoint_location : str or pathlib.Path
         The query's own ``checkpointLocation``, as a URL that `holdfast.settings` allows for storage.
     target : str or pathlib.Path
-        The directory for savepoints: any storage that ``spark.holdfast.state.dir`` may be.
+        The savepoint directory, on any storage that ``spark.holdfast.state.dir`` supports.
     name : str
-        The savepoint's name: up to 100 letters from a to z, digits, dots, dashes and underscores.
+        The savepoint's name: up to 100 characters out of a to z, 0 to 9, dots, dashes and underscores.
     batchId : int, optional
         The micro-batch; by default the last committed one.
     without : collection of str
-        Stateful operators to leave out: holdfast's by name, Spark's own by their name in ``state-metadata``.
+        Stateful operators to leave out: holdfast's by name, Spark's by their name in ``state-metadata``.
     comment : str
-        A comment to show with the savepoint.
+        A comment shown with the savepoint.
 
     Raises
     ------
     InvalidArgumentError
-        The name is invalid, the location is not a query's, or the query has operators whose state is Spark's own.
+        The name is invalid, the location is not a query's, or the query has operators that keep state in Spark.
     ConflictError
-        There is a savepoint of this name, or somebody else has begun one since.
+        A savepoint of this name exists or is being made by another process.
     NotFoundError
         The micro-batch is not committed, or was purged; the query has no such operator.
     UnavailableError
-        The query moves on faster than its state is saved: it passed a second micro-batch.
+        The query advances faster than its state is saved: the retry's micro-batch was lost, too.
     StateLostError, CorruptionError
-        An object of the state is missing or damaged. Whatever was stored does not count; ``holdfast savepoint delete``
-        removes it.
+        A state object is missing or damaged. The objects stored so far are not a savepoint; remove them with
+        ``holdfast savepoint delete``.
 
     Notes
     -----
-    The query may keep running and is not changed. A task holds the rows of one shard, up to three times.
+    The query may keep running and is not changed. A task needs memory for up to three copies of a shard's rows.
     """
     return save(
         SparkTasks(spark), checkpoint_location, target, name, batch_id=batchId, without=without, comment=comment
@@ -260,7 +260,7 @@ def save(
     comment: str = "",
     times: LoggedBatch | None = None,
 ) -> Savepoint:
-    """Save a query's state like `create`, with any `tasks`; `times`: the micro-batch with its watermark and time."""
+    """Save a query's state like `create`, through `tasks`; `times`: the micro-batch with its watermark and time."""
     _require_names(without, comment)
     _require_place(target, checkpoint_location, tasks)
     with (
@@ -293,20 +293,19 @@ def stop(
 ) -> Savepoint:
     """Stop a query and save it as of its last committed micro-batch.
 
-    The micro-batch in progress is given time to end, so that sinks and Spark end in step. If it takes longer, it is not
-    saved: a restored query reads its input again. A sink that is not idempotent may have seen it; holdfast's own show
-    nothing twice, if the restored query continues them.
+    Waits up to `timeout_s` for the micro-batch in progress, so that sinks and Spark stop at the same micro-batch. After
+    a timeout that micro-batch is not saved, and a restored query reads its input again. A sink that is not idempotent
+    may then get its rows twice; holdfast's sinks show no row twice if the restored query continues them.
 
     Parameters
     ----------
     query : pyspark.sql.streaming.StreamingQuery
     timeout_s : float
-        How long to wait for the micro-batch in progress.
+        Seconds to wait for the micro-batch in progress.
     spark, checkpoint_location, target, name, without, comment
-        As in `create`, which also says what is raised. Before it stops the query, it checks everything
-        that does not depend on the last micro-batch: a name that is taken, a target that cannot be written, another
-        query's location, an operator that cannot be saved, one in `without` that the query does not have, a damaged log
-        of one of its sinks.
+        As in `create`, which also lists the errors. Everything that does not depend on the last micro-batch is checked
+        before the query is stopped: a taken name, an unwritable target, a different query's location, an operator that
+        cannot be saved, an unknown operator in `without`, a damaged sink log.
     """
     end(SparkTasks(spark), query, checkpoint_location, target, name, without, comment, timeout_s)
     return create(spark, checkpoint_location, target, name, without=without, comment=comment)
@@ -322,7 +321,7 @@ def end(
     comment: str,
     timeout_s: float,
 ) -> None:
-    """Check everything that a savepoint needs, then stop the query if it runs; see `stop`."""
+    """Check that a savepoint is possible, then stop the query if it is running; see `stop`."""
     _require_names(without, comment)
     if query is not None and not hasattr(query, "isActive"):
         raise InvalidArgumentError("pass the query that start() returned, or None if it has ended", given=query)
@@ -343,10 +342,10 @@ def end(
             )
         probe_storage(targets, name, checked="the directory for savepoints failed the check before the query stops")
         of.look(without)
-        # While it runs, its next decision makes a damaged log whole.
+        # A running query repairs a damaged log with its next decision.
         decided_sinks(tasks.settings, tasks.options, query_id)
         if query is not None:
-            # When Spark has committed its planned micro-batch, it may have planned another, which has just begun.
+            # Once Spark commits the planned micro-batch, it may have planned and just started the next one.
             planned, end_ms = of.location.newest_planned() or 0, clock.monotonic_ms() + 1000 * timeout_s
             while (
                 max(of.location.committed(), default=-1) < planned and query.isActive and clock.monotonic_ms() < end_ms
@@ -357,7 +356,7 @@ def end(
 
 
 def decided_sinks(settings: Settings, options: Mapping[str, object], query_id: str) -> tuple[SavedSink, ...]:
-    """Return what a query's sinks have decided, as its state directory has it; see `sinks_of`."""
+    """Return the decisions of a query's sinks from its state directory; see `sinks_of`."""
     if settings.state_dir is None:
         return ()
     with open_storage(settings.state_dir, options) as storage:
@@ -371,7 +370,7 @@ def of_batch(query: QueryLocation, batch_id: int | None, work: Callable[[LoggedB
         try:
             return work(batch)
         except HoldfastError as exc:
-            # An attempt that has lost its place to another one would take it back.
+            # A retry would take the name back from the attempt that has taken it over.
             if isinstance(exc, ConflictError) or batch_id is not None or batch.batch_id in query.committed():
                 raise
             if is_last:
@@ -386,7 +385,7 @@ def of_batch(query: QueryLocation, batch_id: int | None, work: Callable[[LoggedB
 
 
 def _require_place(target: str | Path, checkpoint_location: str | Path, tasks: Tasks) -> None:
-    """Raise `InvalidArgumentError` if the target is a directory of the query, which savepoints should outlive."""
+    """Raise `InvalidArgumentError` if the target is inside a directory of the query: savepoints should outlive it."""
     places = {"checkpointLocation": str(checkpoint_location), "state directory": tasks.settings.state_dir}
     for what, place in places.items():
         if place is not None and parse_url(target) == parse_url(place):
@@ -404,7 +403,7 @@ def _require_names(without: Collection[str], comment: str) -> None:
 
 @dataclass(frozen=True)
 class _Saver:
-    """The source and target of a savepoint, whatever its micro-batch."""
+    """The source and target of a savepoint, independent of the micro-batch."""
 
     tasks: Tasks
     logs: ObjectStorage
@@ -418,7 +417,7 @@ class _Saver:
     def parts(
         self, batch: LoggedBatch, without: Collection[str], new: SavepointWriter, query_id: str
     ) -> tuple[tuple[SavedOperator, ...], tuple[str, ...], SavedQuery]:
-        """Save everything after a micro-batch: operators, the names of those that are left out, and the query."""
+        """Save a micro-batch's state; return the saved operators, the names of omitted operators, and the query."""
         steps, left_out = self._chosen(stored_steps(self.logs, batch), batch.batch_id, without)
         assert self.tasks.settings.state_dir is not None
         with open_storage(self.tasks.settings.state_dir, self.tasks.options) as storage:
@@ -432,7 +431,7 @@ class _Saver:
         return operators, left_out, saved_query(self.location, query_id, batch, new.folder, sinks)
 
     def look(self, without: Collection[str]) -> None:
-        """Raise the error that saving the operators would raise; none if the query moves on twice."""
+        """Raise the error that saving the operators would raise; ignore a query that moves on twice."""
         for _ in range(2):
             batch = self.location.batch()
             try:
@@ -447,10 +446,10 @@ class _Saver:
     def _chosen(
         self, steps: list[StatefulStep], batch_id: int, without: Collection[str]
     ) -> tuple[dict[str, StatefulStep], tuple[str, ...]]:
-        """Return the operators to save by name, and the names of those that are left out."""
+        """Return the operators to save, by name, and the names of the omitted operators."""
         found: dict[str, StatefulStep] = {}
         left_out: list[str] = []
-        # Spark's own have its name; of those without rows the name is unknown.
+        # Spark's operators go by Spark's name; holdfast's operators without rows have no known name.
         names = {step.number: sorted(step.pointers) if step.is_ours else [step.host] for step in steps}
         named = {name for of in names.values() for name in of}
         for step in steps:
@@ -487,14 +486,14 @@ class _Saver:
         return found, tuple(left_out)
 
     def _described(self, storage: ObjectStorage, name: str, step: StatefulStep) -> _Unsaved:
-        """Return an operator without pieces, and its shards' pointers."""
+        """Return an operator without pieces, with its shards' pointers."""
         pointers = step.pointers[name]
         records = read_records(storage, pointers)
         stored = {directory: stored_tables(storage, record) for directory, record in records.items()}
         tables: dict[str, TableSchema] = {}
         for one in stored.values():
             for table, schema in one.live.items():
-                before = tables.get(table)  # of another directory of the operator
+                before = tables.get(table)  # from a different directory of the operator
                 both = before and replace(evolved(before, schema), not_null=before.not_null & schema.not_null)
                 tables[table] = both or schema
         newest = max(pointers)
@@ -532,16 +531,16 @@ class _Saver:
 
 @dataclass(frozen=True)
 class _Unsaved:
-    """An operator before it is saved."""
+    """An operator that is not saved yet."""
 
-    #: Without pieces. Its columns have the names that the query calls them by; what was dropped is not saved.
+    #: Without pieces; columns have the query's current names, and dropped columns are not saved.
     operator: SavedOperator
-    rows: list[PointerRow]  #: Of its shards
-    stored: Mapping[str, StoredTables]  #: By directory
+    rows: list[PointerRow]  #: One per shard
+    stored: Mapping[str, StoredTables]  #: How rows are stored, by directory.
 
 
 def _without_rows(name: str, step: StatefulStep, batch: LoggedBatch) -> _Unsaved:
-    """Return an operator that has had no rows yet: it is saved as empty, and its name is unknown."""
+    """Return an empty operator, of unknown name, for a step that has had no rows yet."""
     _log.warning(
         "operator %d of the query has had no rows yet, so its name is unknown: it is saved as %r, without state, and a "
         "restore asks for its name",
@@ -554,5 +553,5 @@ def _without_rows(name: str, step: StatefulStep, batch: LoggedBatch) -> _Unsaved
 
 
 def _modes(step: StatefulStep) -> dict[str, str]:
-    """Return the modes that Spark has recorded for a host, and requires again."""
+    """Return the modes that Spark has recorded for a host and checks at a restart."""
     return modes_of(step.properties, step.number) if step.host == STATE_VARIABLES else {}

@@ -1,7 +1,7 @@
-"""How two savepoints differ, operator by operator and key by key.
+"""Comparison of two savepoints by operator and key.
 
-Both are read range by range of the hash, so that memory follows the larger number of shards, not the state. Values are
-compared as their stored bytes: -0.0 is not 0.0.
+Both savepoints are read one hash range at a time, so a larger shard count lowers memory use. Values are compared by
+their stored bytes: -0.0 differs from 0.0.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from holdfast.spark_integration.timers import is_by_time
 
 @dataclass
 class TableDifference:
-    """How a table of an operator differs."""
+    """The difference between two versions of an operator's table."""
 
     operator: str
     table: str
-    columns: str = ""  #: Why rows cannot be compared; empty if they can
-    #: Keys
+    columns: str = ""  #: Why the rows are not comparable; empty if they are
+    #: Numbers of keys
     equal: int = 0
     added: int = 0
     removed: int = 0
     changed: int = 0
-    #: By ``added``, ``removed`` and ``changed`` the first of these keys, as rows of the key columns
+    #: The first keys under ``added``, ``removed`` and ``changed``, as rows of the key columns
     keys: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {ADDED: [], REMOVED: [], CHANGED: []})
 
     @property
     def differs(self) -> bool:
-        """Whether anything differs."""
+        """Whether the tables differ."""
         return bool(self.columns or self.added or self.removed or self.changed)
 
 
@@ -61,7 +61,7 @@ class Side:
 
 
 def facts_that_differ(before: Savepoint, after: Savepoint) -> list[str]:
-    """Return, in words, how two savepoints differ apart from their state."""
+    """Describe how two savepoints differ apart from their state."""
     names = [{operator.name for operator in one.operators} for one in (before, after)]
     lines = [f"operator {name} is only in {before.name}" for name in sorted(names[0] - names[1])]
     lines += [f"operator {name} is only in {after.name}" for name in sorted(names[1] - names[0])]
@@ -81,7 +81,7 @@ def facts_that_differ(before: Savepoint, after: Savepoint) -> list[str]:
 
 
 def difference(before: Side, after: Side, keys_each: int = 0) -> Iterator[TableDifference]:
-    """Yield the differences of tables in both savepoints, with up to `keys_each` keys of each kind."""
+    """Yield the difference of each table, with up to `keys_each` keys of each kind."""
     for name in before.operators:
         if name in after.operators:
             yield from _of_operator(name, before, after, keys_each)
@@ -94,7 +94,7 @@ def _of_operator(name: str, before: Side, after: Side, keys_each: int) -> list[T
     for table in dict.fromkeys(table for operator in operators for table in operator.tables):
         schemas = [operator.tables[table] for operator in operators if table in operator.tables]
         if is_by_time(schemas[0]):
-            continue  # says what other tables say, in another order
+            continue  # an index: it repeats other tables in a different order
         found[table] = TableDifference(name, table)
         try:
             comparable[table] = _both(schemas[0], schemas[-1])
@@ -117,7 +117,7 @@ def _of_operator(name: str, before: Side, after: Side, keys_each: int) -> list[T
 
 
 def _both(one: TableSchema, other: TableSchema) -> TableSchema:
-    """Return a table that holds the rows of both."""
+    """Return a schema that fits the rows of both tables."""
     try:
         return evolved(one, other)
     except SchemaMismatchError:

@@ -1,4 +1,4 @@
-"""Makes a savepoint of a query that ran on Spark's own operators: the way from them to holdfast's.
+"""Creation of a savepoint from a query that ran on Spark's stateful operators, to move it to holdfast.
 
 ::
 
@@ -7,10 +7,10 @@
                      ──▶ pieces                                                    tasks
     manifest                                                                       driver, last
 
-After a restore the same function or processor, or its one-line counterpart (`sparks_operators`), continues on holdfast,
-from the same positions and watermark.
+After a restore the same function or processor, or an operator's one-line counterpart (`sparks_operators`), continues on
+holdfast from the same positions and watermark.
 
-Source: Spark 4.3's data source ``statestore``, and states that its operators wrote.
+Source: Spark 4.3's data source ``statestore``, and state written by its operators.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ from holdfast.spark_integration.ttl.expiry import index_of
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-#: Spark's operators that keep what a function of the user's declares, in Python.
+#: Spark's operators for Python processors, which declare their own state variables.
 _PROCESSORS = ("transformWithStateInPandasExec", "transformWithStateInPySparkExec")
 _KINDS: Mapping[str, Kind] = {"ValueState": "value", "ListState": "list", "MapState": "map"}
 _NO_TIMEOUT = -1
-#: ASCII characters that URLs leave unescaped: Spark's source of state mistakes a location with others for another one.
+#: ASCII characters that URLs leave unescaped: with any other, Spark's ``statestore`` reads a different location.
 _AS_IT_IS = frozenset(string.ascii_letters + string.digits + "/-_.!~'()*:@&=+$,;")
 
 
@@ -84,36 +84,36 @@ def from_spark(
     shards: int | None = None,
     comment: str = "",
 ) -> Savepoint:
-    """Save a query that runs on Spark's own operators, to continue it on holdfast.
+    """Save a query that runs on Spark's stateful operators, to continue it on holdfast.
 
     Reads ``applyInPandasWithState``, ``transformWithState`` and ``transformWithStateInPandas``: state, timeouts,
     timers, expiry; and ``dropDuplicates``, ``dropDuplicatesWithinWatermark`` and aggregations by key, window and
-    session. From it `restore` makes a location from which the same operator continues on holdfast. The query is not
-    changed. A list's elements keep their order.
+    session. `restore` turns the savepoint into a location in which the same operator continues on holdfast. The query
+    is not changed. List elements keep their order.
 
     Parameters
     ----------
     spark : SparkSession
     checkpoint_location : str or pathlib.Path
-        The query's ``checkpointLocation``. Stop the query first, or what it does from then on is not saved.
+        The query's ``checkpointLocation``. Stop the query first: later micro-batches are not saved.
     target, name, batchId, comment
         As in `create`.
     operators : str, or mapping of int to str
-        The operator's name in holdfast; if the query has several, names by their numbers in ``state-metadata``.
+        The operator's name in holdfast; for several operators, names by operator number in ``state-metadata``.
     timeoutConf : {"ProcessingTimeTimeout", "EventTimeTimeout"}, optional
-        The query's, if it is an ``applyInPandasWithState`` with timeouts: Spark does not keep it.
+        The query's setting, for an ``applyInPandasWithState`` with timeouts: Spark does not record it.
     aggregates : mapping of str to str, or of int to such mappings, optional
-        The functions of an aggregation by the names of their columns, in the order of Spark's ``agg``, such as
-        ``{"n": "count", "worst": "max"}``; if the query has several aggregations, by their numbers.
+        An aggregation's functions by column name, in the order of Spark's ``agg``, such as
+        ``{"n": "count", "worst": "max"}``; for several aggregations, by operator number.
     window : str or sequence of str, or mapping of int to these, optional
-        The durations that the aggregation's ``window`` was given: ``"1 hour"``, ``["1 hour", "5 minutes"]``.
+        The durations passed to the aggregation's ``window``: ``"1 hour"``, ``["1 hour", "5 minutes"]``.
     shards : int, optional
-        By default as many as the query has partitions.
+        Defaults to the query's number of partitions.
 
     Raises
     ------
     InvalidArgumentError
-        The location is not a query's, the state is holdfast's already or another operator's, or an argument is wrong.
+        The location is not a query's, the state is holdfast's or an unsupported operator's, or an argument is wrong.
     ConflictError, NotFoundError
         As in `create`.
     """
@@ -143,7 +143,7 @@ def from_spark(
 
 
 def require_readable(checkpoint_location: str) -> None:
-    """Refuse a location with characters that Spark's ``statestore`` escapes: it would look elsewhere."""
+    """Refuse a location with characters that Spark's ``statestore`` escapes: it would read a different path."""
     escaped = sorted(
         one
         for one in set(checkpoint_location)
@@ -170,7 +170,7 @@ def require_sparks_own(location: ObjectStorage, batch_id: int) -> list[StateOper
 
 @dataclass(frozen=True)
 class _Step:
-    """One of Spark's operators with state."""
+    """A stateful operator of Spark's."""
 
     operator: StateOperator
     location: str
@@ -187,12 +187,12 @@ class _Step:
 
     @property
     def modes(self) -> dict[str, str]:
-        """Of a processor."""
+        """The processor's modes."""
         return modes_of(self.operator.properties, self.number)
 
     @property
     def hosts_processors(self) -> bool:
-        """Whether processors run on the query's state store."""
+        """Whether the query's state store supports processors."""
         return can_host_processors(self.spark, str(self.batch.conf.get(PROVIDER)))
 
     def read(self, **options: str) -> DataFrame:
@@ -212,7 +212,7 @@ class _Step:
 
 
 def _named(steps: list[_Step], operators: str | Mapping[int, str]) -> list[tuple[str, _Step]]:
-    """Return the operators with their new names. Raises `InvalidArgumentError` if one cannot be migrated."""
+    """Return the operators with their new names. Raises `InvalidArgumentError` if an operator cannot move."""
     for step in steps:
         if step.host not in (GROUP_STATE, *_PROCESSORS, *HAVE_COUNTERPARTS):
             raise InvalidArgumentError(
@@ -284,7 +284,7 @@ def _saved(
 
 
 def _in_one_line(step: _Step, name: str, writer: TableSetWriter, described: Described, shards: int) -> SavedOperator:
-    """Save a Spark operator that holdfast also has, under the host that the new query will use."""
+    """Save a Spark operator as its holdfast counterpart, under the host that the new query will use."""
     found = moved(step.host, step.read(), described, has_watermark=step.batch.next_watermark_ms > 0)
     own, timed = dict(found.configuration), found.is_timed
     if step.hosts_processors:
@@ -311,7 +311,7 @@ def _group_state(step: _Step, timeout_conf: TimeoutConf | None) -> tuple[list[Ta
     key_types = arrow_schema(keys, "the keys")
     values = arrow_schema(state, "the state", keep_not_null=True)
     group, due = F.col("value.groupState"), F.col("value.timeoutTimestamp")
-    # A key may have a timeout without state.
+    # A key may have a timeout but no state.
     stored = rows.where(group.isNotNull()).select(*_fields("key", keys), *_fields("value.groupState", state))
     tables = [TableRows(TableSchema.of(STATE_TABLE, key_types, values), stored, len(keys))]
     if timeout_conf is not None and timeout_conf in DUE:
@@ -322,7 +322,7 @@ def _group_state(step: _Step, timeout_conf: TimeoutConf | None) -> tuple[list[Ta
 
 
 def _processor(step: _Step) -> Iterator[TableRows]:
-    """Yield the tables of a processor: one for each variable, and timers."""
+    """Yield a processor's tables: one per variable, and the timers."""
     for declared in step.operator.properties.get("stateVariables", []):
         if kind := _KINDS.get(declared["stateVariableType"]):
             yield _variable(step, declared["stateName"], kind, has_ttl=declared["ttlEnabled"])
@@ -344,7 +344,7 @@ def _variable(step: _Step, name: str, kind: Kind, *, has_ttl: bool) -> TableRows
     if kind == "list":
         elements = F.posexplode("list_value").alias("place", "value")
         rows = rows.select("key", elements)
-        # The order of its elements is that of their numbers, which count on from the version.
+        # Elements are ordered by number, and numbers start at the version's first.
         own = [F.col("place").cast("long") + F.lit(first_number(step.batch.batch_id))]
     elif kind == "map":
         user_key, value = struct_of(rows.schema["user_map_key"]), "user_map_value"
@@ -360,5 +360,5 @@ def _variable(step: _Step, name: str, kind: Kind, *, has_ttl: bool) -> TableRows
 
 
 def _fields(column: str, struct: StructType) -> list[Column]:
-    """Return the fields of a struct, by place: their names do not matter, and may be anything."""
+    """Return a struct's fields by position, because their names may be anything."""
     return [F.col(column)[field.name].alias(f"{column}.{place}") for place, field in enumerate(struct)]

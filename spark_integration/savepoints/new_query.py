@@ -1,37 +1,37 @@
-"""A query in the making: its checkpoint location, id, and leftovers of earlier, stopped attempts.
+"""A query under construction: its checkpoint location, its id, and leftovers of interrupted attempts.
 
 ::
 
-    checkpoint location                    holdfast-restoring-<id>        somebody makes a query here, with this id
-    state directory                   _queries/<id>                  the operators' directories that it fills
+    checkpoint location                    holdfast-restoring-<id>        a query with this id is being made
+    state directory                   _queries/<id>                  the operator directories to fill
                                            _rescaling/<id>/…              its savepoint, while it is rescaled
     beside the location                    …-restoring-<id>/…             its stub
 
-An attempt that fails deletes all of it: first what makes the location startable, last the file in it. An interrupted
-one only removes what makes it startable, since Spark's tasks may still write. The file stays, as after a kill, and the
-next attempt deletes what belongs to its id, and nothing else. ``metadata`` is written last, without which Spark starts
-nothing. An attempt that cannot tell whether it was written leaves everything: the query is complete, or the next
-attempt deletes it.
+A failed attempt deletes all of these files: ``metadata`` first, the marker ``holdfast-restoring-<id>`` last. An
+interrupted attempt deletes only ``metadata``, because Spark's tasks may still be writing. Its marker stays, as after a
+kill, and the next attempt deletes exactly the files of the marker's id. Spark starts no query without ``metadata``, so
+it is written last. If the outcome of that write is unknown, the attempt leaves everything in place: either the query is
+complete, or the next attempt deletes it.
 
-Two attempts are kept apart by looks before and after each put, not by a fence: Spark starts whatever has ``metadata``,
-and that put depends on nothing but its own absence, so no number that another attempt takes could make it fail.
+Checks before and after writes keep two attempts apart. A fence cannot: Spark starts any location with ``metadata``, and
+that write is conditional only on the file's absence, so no other attempt's fencing number could make it fail.
 
-What the location is filled with:
+Contents of the new location:
 
 ::
 
     stub's location                      new location
-        state/  ──────── copied ───────▶     state/          version 1 of each pointer; or it is written there at once
+        state/  ──────── copied ───────▶     state/          version 1 of each pointer, or written there directly
         offsets/0  ── its settings ────▶     offsets/0       positions and watermark of the savepoint
-        commits/0  ── its form ────────▶     commits/0       the watermark of the micro-batch that comes next
-    what it had planned  ──────────────▶     offsets/1       where sinks are continued
+        commits/0  ── its form ────────▶     commits/0       the watermark of the next micro-batch
+    the planned micro-batch  ──────────▶     offsets/1       if sinks are continued
     savepoint's sources  ──────────────▶     sources/…
                                              metadata        the new query's id: last
 
-Spark refuses a location that has no ``metadata``, so nobody starts a query from an incomplete one. The query begins
-with micro-batch 1, at exactly the saved positions; where it continues sinks, with what the saved query had planned.
+Spark refuses a filled location without ``metadata``, so no query starts from an incomplete location. The query
+starts with micro-batch 1 at exactly the saved positions; if it continues sinks, with the saved query's planned one.
 
-Source: Spark 4.3's ``OffsetSeqLog`` and ``CommitLog``, and queries that were started from such locations.
+Source: Spark 4.3's ``OffsetSeqLog`` and ``CommitLog``, and queries started from locations made this way.
 """
 
 from __future__ import annotations
@@ -71,15 +71,15 @@ from holdfast.spark_integration.lookup.places import require_no_state_directory
 from holdfast.spark_integration.shard.pointer_row import operator_of
 from holdfast.spark_integration.spark_state.query_location import NAMED_SOURCES
 
-# Paths written below the location for a new query, besides ``metadata``.
+# Paths that a restore writes in the location, besides ``metadata``.
 _OURS = ("offsets/", "commits/", "sources/", "state/")
-# Says that a restore is at work, or was stopped, and which id its query will have.
+# Prefix of the marker of a running or interrupted restore; the new query's id follows.
 _MARK = "holdfast-restoring-"
 _MARK_OF = re.compile(rf"{_MARK}([A-Za-z0-9-]{{1,64}})")
 _WHOLE = "if there is a file metadata, the query is whole and can be started"
 _AGAIN = "run the same command again with the checkpoint location %s, which deletes that first"
 _log = logging.getLogger(__name__)
-#: The setting that says into how many partitions Spark divides the state.
+#: The setting for the number of partitions of Spark's state.
 PARTITIONS = "spark.sql.shuffle.partitions"
 _COUNT = re.compile("[1-9][0-9]{0,9}")
 _STATE = "state/"
@@ -92,44 +92,44 @@ _BELOW = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*:)?/.*(?P<state>/state/[
 
 @dataclass
 class NewQuery:
-    """A query in the making."""
+    """A query under construction."""
 
-    settings: Settings  #: Their state directory is the new query's
-    options: Mapping[str, object]  #: Of the storage
-    url: str  #: Of its checkpoint location
-    stubs: str  #: Where stubs of this location run, each at this URL with its query's id at the end
-    #: Its checkpoint location, and its state directory
+    settings: Settings  #: With the new query's state directory
+    options: Mapping[str, object]  #: Storage options
+    url: str  #: Its checkpoint location
+    stubs: str  #: URL prefix of this location's stubs; the query's id is appended
+    #: The checkpoint location and the state directory
     location: ObjectStorage
     storage: ObjectStorage
     query_id: str
-    is_finishing: bool = False  #: Whether its last step has begun: from then on it may be whole
-    state_id: str = ""  #: The id in its pointers and records, once it is filled
+    is_finishing: bool = False  #: Whether the last step has begun, so that the query may be complete
+    state_id: str = ""  #: The id in the query's pointers and records; set by `fill`
 
     @property
     def stub_url(self) -> str:
-        """Where a stub may run: beside the location."""
+        """The stub's location, beside the query's."""
         return self.stubs + self.query_id
 
     @property
     def rescaling_url(self) -> str:
-        """A directory for a savepoint that is named after the query's id and deleted at the end."""
+        """The directory for a temporary savepoint named after the query's id."""
         return f"{str(self.settings.state_dir).rstrip('/')}/{RESCALING}"
 
     def remove_stub(self) -> None:
-        """Delete the stub's location, if there is one."""
+        """Delete the stub's location if it exists."""
         remove_folder(self.stub_url, self.options)
 
     def remove_savepoint(self) -> None:
-        """Delete the savepoint that has the query's id as its name, if there is one."""
+        """Delete the temporary savepoint named after the query's id if it exists."""
         remove_folder(f"{self.rescaling_url}/{self.query_id}", self.options)
 
     def fill(self, origin: QueryOrigin) -> None:
-        """Record the directories to fill, in advance, as this query's."""
+        """Record the directories as this query's before filling them."""
         declare_origin(self.storage, origin)
         self.state_id = origin.state_id
 
     def require(self) -> None:
-        """Raise `ConflictError` if another process has taken the location, and so would own our writes."""
+        """Raise `ConflictError` if another process has taken the location and would thus own our writes."""
         require_mine(self.location, self.query_id)
 
     def finish(self) -> None:
@@ -143,7 +143,7 @@ class NewQuery:
         noted = NotedLocation(self.state_id, self.query_id, self.location.url, socket.gethostname())
         try:
             note_location(self.storage, noted)
-        except HoldfastError as exc:  # its first run will
+        except HoldfastError as exc:  # the query's first run will retry
             _log.info("the state directory does not note where the new query is: %s", exc)
 
 
@@ -154,7 +154,7 @@ def new_query(
     checkpoint_location: str | Path,
     state_dir: str | Path | None = None,
 ) -> Iterator[NewQuery]:
-    """Begin a query in an empty checkpoint location, or in one left by a process that was stopped."""
+    """Make a query in a checkpoint location that is empty or left by an interrupted attempt."""
     if state_dir is not None:
         given = Settings.parse({f"{PREFIX}state.dir": str(state_dir)})
         settings = replace(settings, state_dir=given.state_dir)
@@ -174,12 +174,12 @@ def new_query(
         forget(location, stopped)
         try:
             yield new
-        except BaseException as exc:  # Ctrl-C and Spark's own errors, too
+        except BaseException as exc:  # including Ctrl-C and Spark's errors
             try:
                 if _may_leave_tasks(exc):
                     _withdraw(new)
                 elif new.is_finishing and isinstance(exc, UnavailableError):
-                    # Its last put may still arrive: if all else is deleted, Spark would start a query without state.
+                    # The last write may still arrive: after a cleanup, Spark would start a query without state.
                     _log.warning(f"the new query may or may not be complete: {_WHOLE}; else {_AGAIN}", url)
                 else:
                     _remove(new)
@@ -196,7 +196,7 @@ def require_new_location(url: str, options: Mapping[str, object]) -> None:
 
 @contextmanager
 def _no_state_directory(location: ObjectStorage) -> Iterator[None]:
-    """Say so if an occupied location is a state directory."""
+    """Mention it in a `ConflictError` if the occupied location is a state directory."""
     try:
         yield
     except ConflictError:
@@ -205,7 +205,7 @@ def _no_state_directory(location: ObjectStorage) -> Iterator[None]:
 
 
 def shards_to_set(state_dir: str, options: Mapping[str, object], query_id: str) -> int | None:
-    """Return the shard count that a session must set for a new query; None if its operators' names tell it."""
+    """Return the shard count that a new query's session must set; None if operator names imply it."""
     with open_storage(state_dir, options) as storage:
         origin = find_origin(storage, query_id)
         for directory in () if origin is None else origin.directories:
@@ -216,18 +216,18 @@ def shards_to_set(state_dir: str, options: Mapping[str, object], query_id: str) 
 
 
 def _may_leave_tasks(error: BaseException) -> bool:
-    """Tell whether tasks may still write after an error: Spark does not wait for the tasks of a job that it ends."""
+    """Return whether tasks may still write after an error: Spark does not wait for a cancelled job's tasks."""
     from pyspark.errors import PySparkException
 
     cause: BaseException | None = error
-    while isinstance(cause, UnavailableError):  # so it is called where a job of ours has failed
+    while isinstance(cause, UnavailableError):  # our error for a failed job
         cause = cause.__cause__
     return not isinstance(error, HoldfastError) or isinstance(cause, PySparkException)
 
 
 def _withdraw(new: NewQuery) -> None:
-    """Prevent a query from starting here, and leave the rest to the next attempt."""
-    if is_mine(new.location, new.query_id):  # else it is finished, or somebody else's by now
+    """Make the location unstartable and leave the rest to the next attempt."""
+    if is_mine(new.location, new.query_id):  # otherwise finished, or owned by another attempt
         new.location.delete(["metadata"])
         _log.warning(
             "the new query's objects stay, because tasks may still write to them; no query can start from them: once "
@@ -237,18 +237,18 @@ def _withdraw(new: NewQuery) -> None:
 
 
 def _remove(new: NewQuery) -> None:
-    """Delete everything there: nothing writes to it any more."""
+    """Delete the whole unfinished query; nothing must be writing to it any more."""
     new.remove_savepoint()
     new.remove_stub()
-    if is_mine(new.location, new.query_id):  # else what is there may be somebody else's by now
-        new.location.delete(["metadata"])  # first: with it, Spark would start a query whose state may be gone already
+    if is_mine(new.location, new.query_id):  # otherwise the files may be another attempt's
+        new.location.delete(["metadata"])  # first, or Spark could start a query without state
         new.location.delete([info.key for info in new.location.list("") if info.key.startswith(_OURS)])
         _clear(new.storage, new.query_id)
         forget(new.location, [new.query_id])
 
 
 def _clear(storage: ObjectStorage, query_id: str) -> None:
-    """Delete an unfinished new query's leftovers in the state directory: no query has used it."""
+    """Delete an unfinished query's files in the state directory; no query has used them."""
     origin = find_origin(storage, query_id)
     if origin is None:
         return
@@ -257,20 +257,20 @@ def _clear(storage: ObjectStorage, query_id: str) -> None:
         if record is not None and record.query_id == owner:
             own = f"{directory}/operator"
             storage.delete(info.key for info in storage.list(f"{directory}/") if info.key != own)
-            storage.delete([own])  # last: it tells whose the rest is
+            storage.delete([own])  # last: it identifies the owner of the rest
     forget_origin(storage, origin)
 
 
 def remove_folder(url: str, options: Mapping[str, object]) -> None:
-    """Delete all that is in a folder, and itself."""
+    """Delete a folder and its contents."""
     with open_storage(url, options) as folder:
         folder.delete([info.key for info in folder.list("")])
-        if folder.url.startswith("file://"):  # where folders stay without what was in them
+        if folder.url.startswith("file://"):  # empty folders remain on a file system
             shutil.rmtree(folder.url.removeprefix("file://"), ignore_errors=True)
 
 
 def _stopped(location: ObjectStorage, found: set[str]) -> set[str]:
-    """Return the ids of stopped restores; raise `ConflictError` if `begin` would not take such a location."""
+    """Return the ids of interrupted restores; raise `ConflictError` if `begin` would refuse the location."""
     marks = _marks(found)
     if found and (not marks or "metadata" in found):
         raise _not_new(location, min(found))
@@ -278,12 +278,12 @@ def _stopped(location: ObjectStorage, found: set[str]) -> set[str]:
 
 
 def begin(location: ObjectStorage, query_id: str) -> set[str]:
-    """Take an empty checkpoint location, or that of stopped restores; return the ids of their queries."""
+    """Take a checkpoint location that is empty or left by interrupted restores; return those restores' query ids."""
     found = {info.key for info in location.list("")}
     marks = _stopped(location, found)
     mine = _MARK + query_id
     location.put(mine, b"")
-    # One that finished before it could see the mark is complete; one that sees it is not.
+    # A restore that finished before our mark appeared is complete; a restore that sees the mark gives up.
     if any(info.key == "metadata" for info in location.list("")):
         location.delete([mine])
         raise _not_new(location, "metadata")
@@ -300,12 +300,12 @@ def _not_new(location: ObjectStorage, holds: str) -> ConflictError:
 
 
 def forget(location: ObjectStorage, stopped: Iterable[str]) -> None:
-    """Remove the marks of stopped restores, once their other leftovers are gone."""
+    """Remove the marks of interrupted restores; their other leftovers must be gone."""
     location.delete(_MARK + query_id for query_id in stopped)
 
 
 def is_mine(location: ObjectStorage, query_id: str) -> bool:
-    """Tell whether this process still owns a location."""
+    """Return whether this process still owns a location."""
     return _marks(info.key for info in location.list("")) == {query_id}
 
 
@@ -318,7 +318,7 @@ def finish(location: ObjectStorage, query_id: str) -> None:
     require_mine(location, query_id)
     try:
         location.put_if_absent("metadata", json.dumps({"id": query_id}, separators=(",", ":")).encode())
-    except ConflictError as exc:  # it stays: another one has finished meanwhile
+    except ConflictError as exc:  # another attempt has finished, so its file stays
         raise _not_mine(location) from exc
     try:
         require_mine(location, query_id)
@@ -349,15 +349,15 @@ def _not_mine(location: ObjectStorage) -> ConflictError:
 
 @dataclass(frozen=True)
 class FirstState:
-    """How a location's state was made, which its logs must say."""
+    """Facts about a location's first state that its logs must record."""
 
     conf: Mapping[str, str]  #: The settings that the query pins
-    commits_version: str = "v1"  #: Of the log of commits
-    commit: Mapping[str, Any] = field(default_factory=dict)  #: What that says of micro-batch 0, but for the watermark
+    commits_version: str = "v1"  #: Version of the commit log
+    commit: Mapping[str, Any] = field(default_factory=dict)  #: Commit log entry of micro-batch 0, except the watermark
 
 
 def pinned(query: SavedQuery, partitions: int | None) -> dict[str, str]:
-    """Return the settings that the saved query's micro-batch pinned, with other partitions if given."""
+    """Return the settings pinned by the saved query's micro-batch, with a different partition count if given."""
     conf: dict[str, str] = dict(json.loads(query.batch)["conf"])
     strange = [name for name in conf if not name.startswith("spark.sql.")]
     if strange:
@@ -366,7 +366,7 @@ def pinned(query: SavedQuery, partitions: int | None) -> dict[str, str]:
 
 
 def partitions_of(conf: Mapping[str, object]) -> int:
-    """Return the number of partitions of a query's state; 1 if it pinned none. Raises `CorruptionError`."""
+    """Return the partition count of a query's state; 1 if none is pinned. Raises `CorruptionError`."""
     text = str(conf.get(PARTITIONS, 1))
     if not _COUNT.fullmatch(text) or int(text) >= SHARDS_LIMIT:
         raise CorruptionError("the query's log pins an impossible number of partitions", pinned=text)
@@ -374,7 +374,7 @@ def partitions_of(conf: Mapping[str, object]) -> int:
 
 
 def state_of_stub(stub: ObjectStorage, location: ObjectStorage, conf: Mapping[str, str]) -> FirstState:
-    """Copy a stub's state, and return how it was made. Raises `InvalidArgumentError`."""
+    """Copy a stub's state and return the facts for the logs. Raises `InvalidArgumentError`."""
     _, batch = _text(stub, "offsets/0").split("\n")[:2]
     stub_conf: dict[str, str] = json.loads(batch)["conf"]
     differ = sorted(name for name, value in conf.items() if stub_conf.get(name) != value)
@@ -384,10 +384,10 @@ def state_of_stub(stub: ObjectStorage, location: ObjectStorage, conf: Mapping[st
             settings=", ".join(differ),
         )
     for info in stub.list(_STATE):
-        if not info.key.endswith(".crc"):  # checksums of files that may change on the way
+        if not info.key.endswith(".crc"):  # checksums: the copied files may change
             location.put(info.key, moved(info.key, stub.get(info.key, _STATE_BYTES_MAX), location.url))
     version, commit = _text(stub, "commits/0").split("\n")[:2]
-    # Settings that a later Spark also pins hold for its state, which it has just made.
+    # A newer Spark may pin more settings: they apply to the state that it has just made.
     return FirstState(stub_conf, version, json.loads(commit))
 
 
@@ -400,11 +400,11 @@ def seed(
     fresh: bool,
     planned: PlannedBatch | None = None,
 ) -> None:
-    """Fill a checkpoint location that has its state, between `begin` and `finish`; if `fresh`, sources begin anew."""
+    """Write a location's logs, after its state and before `finish`; if `fresh`, sources start over."""
     for source in () if fresh else (*query.sources, *(planned.sources if planned else ())):
         for log in source.logs:
             location.put(f"sources/{source.name}/{log.name}", read_log(savepoint, log))
-    # What a source reads again from its beginning must not be late.
+    # Rows that a source reads again must not be late.
     watermark_ms = 0 if fresh else query.next_watermark_ms
     saved = json.loads(query.batch) | {"conf": first.conf} | ({"batchWatermarkMs": 0} if fresh else {})
     location.put("offsets/0", _offsets(query.offsets_version, saved, query.sources, fresh=fresh))
@@ -423,7 +423,7 @@ def _offsets(version: str, batch: Mapping[str, Any], sources: Sequence[SavedSour
 
 
 def moved(key: str, data: memoryview, location: str) -> memoryview | bytes:
-    """Return a file of Spark's state with the paths of its new place: an operator's metadata may name files."""
+    """Return a file of Spark's state with its paths moved to the new location: operator metadata may name files."""
     if not _METADATA.fullmatch(key):
         return data
     try:
@@ -449,7 +449,7 @@ def _moved(value: Any, key: str, location: str) -> Any:
             path=value,
         )
     place, written = parse_url(location), below["scheme"] or ""
-    # Of one store it stays as Spark has it: file:/…, s3a://…
+    # Within the same store keep Spark's spelling: file:/…, s3a://…
     if place._replace(scheme=written.rstrip(":") or "file").store != place.store:
         written = f"{place.for_spark.scheme}:"
     slashes = "//" if written not in ("", "file:") else ""

@@ -1,4 +1,4 @@
-"""Makes a new query's state and checkpoint location from a savepoint.
+"""Creation of a new query's state and checkpoint location from a savepoint.
 
 ::
 
@@ -8,8 +8,8 @@
     positions, watermark, settings                    driver                      new location
     metadata                                          driver                      new location, last
 
-Until the last step nobody can start the query, and a stopped restore can be repeated. Afterwards nothing depends on the
-savepoint or its query.
+The query cannot start before the last step, and an interrupted restore can be repeated. The finished query depends on
+neither the savepoint nor the saved query.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from holdfast.spark_integration.timers import DUE, TIMERS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: A shard's first commit, and when its first timer is due.
+#: A shard's first commit and the due time of its first timer.
 _Restored = tuple[str, int | None]
 _log = logging.getLogger(__name__)
 
@@ -71,35 +71,35 @@ def restore(
     migrate: Mapping[str, Migrate | Mapping[str, Migrate]] | None = None,
     continue_sinks: bool = False,
 ) -> str:
-    """Make a checkpoint location, and state, from which a query continues where a savepoint was made.
+    """Make a checkpoint location and state from which a query continues at a savepoint.
 
     Parameters
     ----------
     spark : SparkSession
-        Its ``spark.holdfast.state.dir`` is where the state goes, and must be the new query's.
+        Its ``spark.holdfast.state.dir`` receives the state and must be the new query's.
     target : str or pathlib.Path
     name : str
         The savepoint's name in that directory.
     checkpoint_location : str or pathlib.Path
-        The new query's ``checkpointLocation``: new, or left by a restore that was stopped.
+        The new query's ``checkpointLocation``: empty, or left by an interrupted restore.
     shards : int, optional
-        Shards per operator; by default as many as in the savepoint.
+        Shards per operator; defaults to the savepoint's.
     partitions : int, optional
-        Spark's shuffle partitions, kept for good; by default as many as `shards`; without that, as before.
+        Spark's shuffle partitions, fixed for the query's lifetime; defaults to `shards`, else to the saved number.
     rename : mapping of str to str, optional
-        New names of operators by their old ones.
+        New operator names by old name.
     skip : collection of str
-        Operators that the new query no longer has, and those that the savepoint leaves out: their state stays behind.
+        Operators missing from the new query or from the savepoint: their state is not restored.
     reset : collection of str
-        Operators whose state stays behind, too, but whose place in the query remains: an operator of the same kind
-        begins there without state.
+        Operators that keep their place in the query but lose their state: an operator of the same kind starts there
+        without state.
     sources : {"saved", "fresh"}
-        Where sources begin: at the saved positions, or where their own options say.
+        Where sources start: at the saved positions, or as their options say.
     migrate : mapping of str to callable, optional
-        By operator, a function that gives its state other columns, or such functions by table: docs/state-schema.md.
+        By operator, a function that changes its state's columns, or functions by table: docs/state-schema.md.
     continue_sinks : bool
-        Take over the sinks of the saved query, in its state directory, and end it for good. A micro-batch that a sink
-        had decided and Spark had not committed is the first one of the new query, and not shown again.
+        Take over the saved query's sinks, in its state directory, and end that query for good. A micro-batch that a
+        sink had decided but Spark had not committed becomes the new query's first, and is not shown again.
 
     Returns
     -------
@@ -109,19 +109,19 @@ def restore(
     Raises
     ------
     NotFoundError
-        There is no such savepoint, or no operator or table to rename, skip, reset or migrate.
+        The savepoint, or an operator or table to rename, skip, reset or migrate, does not exist.
     ConflictError
         The location is not empty, another restore writes the same state, or a sink shows more than the savepoint holds.
     InvalidArgumentError
-        The savepoint cannot be restored whole: its query had state of Spark's own. Or a migrating function is wrong.
+        The savepoint is incomplete, because its query had state in Spark, or a migration function is wrong.
     CorruptionError
         A part of the savepoint is damaged.
 
     Notes
     -----
-    A task holds the rows of one shard, up to three times, plus the timers of the savepoint's shard that it is part of.
-    If the restore fails, nothing is left; if it is interrupted or killed, or Spark or the last step fails, the next one
-    into the same location deletes what is left: run it once no task of the first one runs.
+    A task needs memory for up to three copies of a shard's rows, plus the timers of the old shard they come from. A
+    failed restore leaves nothing. If it is interrupted or killed, or Spark or the last step fails, the next restore
+    into the location deletes the leftovers: start it when no task of the first is running any more.
     """
     if isinstance(skip, str) or isinstance(reset, str):
         raise InvalidArgumentError("skip and reset are lists of names", skip=skip, reset=reset)
@@ -133,9 +133,9 @@ def restore(
 
 @dataclass(frozen=True)
 class Restorable:
-    """A savepoint, and the changes for a new query."""
+    """A savepoint and the changes for a new query."""
 
-    target: str  #: URL of its directory
+    target: str  #: URL of the savepoint directory
     savepoint: Savepoint
     changes: Changes
     plans: list[Plan]
@@ -143,7 +143,7 @@ class Restorable:
 
     @classmethod
     def read(cls, target: str, name: str, options: Mapping[str, object], changes: Changes) -> Restorable:
-        """Read a savepoint's manifest; raises the errors of `restore` if it cannot be restored with these changes."""
+        """Read a savepoint's manifest. Raises the errors of `restore` if these changes do not allow a restore."""
         with open_storage(target, options) as savepoints:
             savepoint = read_savepoint(savepoints, name)
         partitions = changes.shards if changes.partitions is None else changes.partitions
@@ -152,12 +152,12 @@ class Restorable:
 
     @property
     def hosts(self) -> set[str]:
-        """Spark's names of the new query's operators."""
+        """Spark's names for the new query's operators."""
         return {plan.saved.host for plan in self.plans}
 
 
 def restore_with(tasks: Tasks, saved: Restorable, checkpoint_location: str | Path) -> str:
-    """Restore a savepoint as `restore` does; if only Spark can, do nothing and raise `NeedsSparkError`."""
+    """Restore a savepoint like `restore`. Raises `NeedsSparkError`, before any write, if that takes Spark."""
     make_state = tasks.state_maker(saved.conf, saved.hosts)
     with new_query(tasks.settings, tasks.options, checkpoint_location) as new:
         restore_into(tasks, new, saved, make_state)
@@ -166,7 +166,7 @@ def restore_with(tasks: Tasks, saved: Restorable, checkpoint_location: str | Pat
 
 
 def restore_into(tasks: Tasks, new: NewQuery, saved: Restorable, make_state: StateMaker) -> None:
-    """Fill a new query's location and directory from a savepoint, all but ``metadata``."""
+    """Fill a new query's location and state directory from a savepoint, except ``metadata``."""
     plans, changes, query = saved.plans, saved.changes, saved.savepoint.query
     if changes.continue_sinks:
         require_sinks(new.storage, query)
@@ -190,7 +190,7 @@ def restore_into(tasks: Tasks, new: NewQuery, saved: Restorable, make_state: Sta
     for plan in plans:
         name = plan.saved.name
         pointers: Iterable[PointerRow] = ()
-        if name in states:  # else it is reset
+        if name in states:  # otherwise reset
             pointers = _pointers(states[name], shards_of[name], new.settings.state_dir)
         time_mode = _time_mode(plan.saved)
         timeout_conf: TimeoutConf = TIMEOUT_CONF[time_mode] if plan.saved.has_timeout else "NoTimeout"
@@ -202,7 +202,7 @@ def restore_into(tasks: Tasks, new: NewQuery, saved: Restorable, make_state: Sta
         folder = savepoint_folder(savepoints, saved.savepoint.name)
         seed(new.location, first, folder, query, fresh=changes.sources == "fresh", planned=planned)
     if changes.continue_sinks:
-        new.require()  # from here on the saved query cannot go on
+        new.require()  # the next line ends the saved query
         hand_over(new.storage, query, new.query_id, clock.new_id())
         return
     for sink in query.uncommitted:
@@ -223,13 +223,13 @@ class _Directory:
         self.query_id = query_id
         self._storage = storage
         record = find_operator(storage, plan.name)
-        #: How many shards the name implies, if another operator has it.
+        #: The shard count that the name implies, if a different operator has it.
         self.shards_by_name = None if record is None else record.shards
         is_free = record is None and not storage.list(f"{plan.name}/")
         self.directory = plan.name if is_free else directory_of_query(plan.name, query_id)
 
     def declare(self, settings: Settings) -> None:
-        """Write the record, before any state: from then on the directory is the new query's. Raises `ConflictError`."""
+        """Claim the directory by writing the record before any state. Raises `ConflictError`."""
         saved = migrated(self.plan.saved, self.plan.migrations)
         record = OperatorRecord(
             self.directory,
@@ -246,7 +246,7 @@ class _Directory:
 
 
 def _advise_of_shards(states: Collection[_Directory]) -> None:
-    """Advise on settings if a name implies another query's number of shards: without them the start fails."""
+    """Warn of the shards to set if a name implies a different count; raise an error if no setting fits all."""
     misled = [state for state in states if state.shards_by_name not in (None, state.plan.shards)]
     if not misled:
         return
@@ -295,7 +295,7 @@ def _pointers(state: _Directory, shards: Mapping[int, _Restored], state_dir: str
     numbers = [of.shard for of in times]
     for shard, (commit_id, earliest_timer_ms) in sorted(shards.items()):
         old = HashRange.of_shard(shard, state.plan.shards).shards(saved.shards)
-        # In all of them rows are evicted up to this time; unknown if a table was left out.
+        # Every old shard has evicted rows up to this time; unknown if a table was left out.
         before = times[bisect_left(numbers, old[0]) : bisect_right(numbers, old[-1])]
         batch_ms = min((of.batch_ms for of in before), default=0) if saved.is_continuous else 0
         yield PointerRow(
@@ -317,7 +317,7 @@ def _time_mode(saved: SavedOperator) -> TimeMode:
         return TIME_MODES[stated.lower()]
     if not saved.has_timeout:
         return "None"
-    if not saved.tables:  # nothing tells which: Spark keeps only whether there is one, and this needs no watermark
+    if not saved.tables:  # unknown: Spark records only that a mode is set; this needs no watermark
         return "ProcessingTime"
     names = saved.tables[TIMERS].value.names if TIMERS in saved.tables else []
     return "ProcessingTime" if DUE["ProcessingTimeTimeout"] in names else "EventTime"

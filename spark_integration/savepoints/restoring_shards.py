@@ -1,16 +1,16 @@
-"""A restore's task: it makes the first version of new shards from a savepoint's pieces.
+"""Restore tasks: they make the first version of new shards from a savepoint's pieces.
 
 ::
 
     savepoint, 2 shards      0x00… ─ piece ─ piece ─ 0x80… ─ piece ─ piece ─ 0xff…
     restored, 3 shards       0x00… ───────── 0x55… ───────────── 0xaa… ───── 0xff…
 
-A shard is a range of hashes, so a new shard's rows are slices of the old pieces, in their order: nothing is sorted, but
-for timers, which stand in the order of their times. They are taken apart once.
+A shard is a hash range, so a new shard's rows are slices of the old pieces, in the same order. Only timers are sorted:
+they are stored by time, and a task splits them by shard once.
 
-A task restores the new shards that begin in one old shard, or some of them, one after the other. It keeps what it reads
-for the next one, so it reads each piece once. Several tasks share an old shard if they read at most a quarter of it
-twice: its timers and a piece of each table.
+A task restores some or all of the new shards that begin in one old shard, in order. It keeps what it reads for the next
+shard, so it reads each piece once. Several tasks share an old shard if at most a quarter of it, its timers and a piece
+of each table, is read twice.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from holdfast.spark_integration.tables.entry_rows import renumbered
 from holdfast.spark_integration.timers import TIMERS_BY_DUE, first_due_ms, hashes_of_keys, is_by_time
 from holdfast.spark_integration.transport.routes import shards_of
 
-#: The version that a restored query begins with: that after its micro-batch 0.
+#: A restored query's first version: the state after micro-batch 0.
 FIRST_VERSION = 1
 
 
 @dataclass(frozen=True)
 class HashRange:
-    """The hashes of a shard's keys, both ends included."""
+    """The hash range of a shard's keys, both ends included."""
 
     first: int
     last: int
@@ -63,11 +63,11 @@ class HashRange:
         return cls(begins[0], begins[1] - 1)
 
     def overlaps(self, other: HashRange) -> bool:
-        """Tell whether a hash is in both."""
+        """Return whether the ranges share a hash."""
         return self.first <= other.last and other.first <= self.last
 
     def shards(self, shards: int) -> range:
-        """Return which of `shards` shards have any of these hashes."""
+        """Return the shards, out of `shards`, that overlap the range."""
         first, last = ((end >> 32) * shards >> 32 for end in (self.first, self.last))
         return range(first, last + 1)
 
@@ -79,7 +79,7 @@ def rows_of_shards(operator: SavedOperator, shards: int) -> list[tuple[Any, ...]
     pieces: list[list[dict[str, Any]]] = [[] for _ in stretches]
     for piece in operator.pieces:
         of_piece = HashRange(piece.first_hash, piece.last_hash)
-        if is_by_time(operator.tables[piece.table]):  # which are in the order of their times
+        if is_by_time(operator.tables[piece.table]):  # ordered by time, so any new shard may have rows
             of_piece = HashRange.of_shard(piece.shard, operator.shards)
         new = of_piece.shards(shards)
         for found in pieces[bisect_right(first_shards, new[0]) - 1 : bisect_right(first_shards, new[-1])]:
@@ -92,11 +92,11 @@ def rows_of_shards(operator: SavedOperator, shards: int) -> list[tuple[Any, ...]
 
 
 def _stretches(operator: SavedOperator, shards: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last of the new shards that one task restores."""
+    """Yield the first and last new shard of each task."""
     pieces: dict[int, list[Piece]] = {}
     for piece in operator.pieces:
         pieces.setdefault(piece.shard, []).append(piece)
-    # By the old shard in which they begin, of which there may be very many.
+    # Lazily grouped by the old shard in which they begin: there may be very many.
     for old, begun in groupby(range(shards), lambda new: new * operator.shards // shards):
         new = list(begun)
         tasks = min(len(new), _tasks(operator, pieces.get(old, [])))
@@ -105,7 +105,7 @@ def _stretches(operator: SavedOperator, shards: int) -> Iterator[tuple[int, int]
 
 
 def _tasks(operator: SavedOperator, pieces: Sequence[Piece]) -> int:
-    """Return how many tasks may share an old shard if at most a quarter of it is read twice."""
+    """Return how many tasks may share an old shard while at most a quarter of it is read twice."""
     twice: dict[str, int] = {}
     for piece in pieces:
         by_time, before = is_by_time(operator.tables[piece.table]), twice.get(piece.table, 0)
@@ -116,15 +116,15 @@ def _tasks(operator: SavedOperator, pieces: Sequence[Piece]) -> int:
 
 @dataclass(frozen=True)
 class ShardRestorer(ShardTask):
-    """Restores the shards of a task; see `ShardTask`."""
+    """Restores a task's shards; see `ShardTask`."""
 
-    #: Some shards in a row, the first and the last; and of each a commit, or an error.
+    #: Given the first and last of consecutive shards, returns a commit or an error for each.
     GIVEN: ClassVar[str] = "operator string, shard int, last int, pieces string"
     RETURNED: ClassVar[str] = "operator string, shard int, commit string, earliest_timer_ms long, error string"
 
-    source: str  #: URL of the directory of savepoints
-    name: str  #: Of the savepoint
-    operators: Mapping[str, RestoredOperator]  #: By the name that the savepoint has
+    source: str  #: URL of the savepoint directory
+    name: str  #: The savepoint's name
+    operators: Mapping[str, RestoredOperator]  #: By saved name
 
     def work(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[Mapping[str, Any]]:
         """Yield the commit of each shard; see `ShardTask`."""
@@ -143,7 +143,7 @@ class ShardRestorer(ShardTask):
                 yield facts | {"commit": commit_id, "earliest_timer_ms": earliest_timer_ms}
 
     def _commit(self, name: str, shard: int, read: PieceRows, storage: ObjectStorage) -> tuple[str | None, int | None]:
-        """Store a shard's rows; return the commit's id, None if it has no rows, and when its first timer is due."""
+        """Store a shard's rows; return the commit id (None without rows) and the due time of the first timer."""
         operator = self.operators[name]
         runs = {}
         for table, run in read.of_shard(shard):
@@ -169,20 +169,20 @@ class ShardRestorer(ShardTask):
 
 @dataclass(frozen=True)
 class RestoredOperator:
-    """Where an operator's state goes."""
+    """The target of an operator's restored state."""
 
     directory: str  #: Below the state directory
     shards: int
-    tables: Mapping[str, TableSchema]  #: All, as they were saved
-    versions: int  #: By how many the query's versions begin earlier than in the savepoint
+    tables: Mapping[str, TableSchema]  #: Every table as saved
+    versions: int  #: How far the new query's first version is below the savepoint's
     wakes_to_evict: bool  #: Whether rows that expire wake a shard, as timers do
-    migrations: Mapping[str, Migration] = field(default_factory=dict)  #: By table what gives it other columns
+    migrations: Mapping[str, Migration] = field(default_factory=dict)  #: By table
 
 
 class PieceRows:
-    """The rows of new shards, each asked for once, ascending; pieces are read once and ahead, in that order.
+    """The rows of new shards, each requested once in ascending order; pieces are read once, ahead, in that order.
 
-    `shards`: how many there are; `wanted`: those that are asked for. Raises `CorruptionError`.
+    `shards`: the new shard count; `wanted`: the shards that are requested. Raises `CorruptionError`.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class PieceRows:
         self._read = each_ahead(
             lambda piece: (piece, read_piece(folder, name, piece, self.tables[piece.table])), self._in_order()
         )
-        # By table the piece read last, and by table and shard the timers.
+        # The last piece by table, and timers by table and shard.
         self._last: dict[str, tuple[Piece, Run]] = {}
         self._timers: dict[str, dict[int, list[Run]]] = {}
 
@@ -211,7 +211,7 @@ class PieceRows:
         self._read.close()
 
     def of_shard(self, shard: int) -> Iterator[tuple[str, Run]]:
-        """Yield the rows of each table that has any whose keys are in a shard."""
+        """Yield each table that has rows in a shard, with these rows."""
         wanted = HashRange.of_shard(shard, self._shards)
         for table, schema in self.tables.items():
             if is_by_time(schema):
@@ -224,7 +224,7 @@ class PieceRows:
                 yield table, join_runs(found)
 
     def _in_order(self) -> Iterator[Piece]:
-        """Yield the pieces in the order in which they are needed: timers together, a piece that shards share once."""
+        """Yield the pieces in the order of use: a table's timers together, a piece shared by shards once."""
         last: dict[str, Piece] = {}
         for shard in self._wanted:
             for table, schema in self.tables.items():
@@ -259,10 +259,10 @@ class PieceRows:
 
 
 def _by_shard(run: Run, shards: int, wanted: range) -> Iterator[tuple[int, Run]]:
-    """Yield the timers of each of some shards, in the order of their times."""
+    """Yield the wanted shards' timers, each shard's ordered by time."""
     of_rows = shards_of(hashes_of_keys(run), shards) - wanted.start
     mine = np.flatnonzero((of_rows >= 0) & (of_rows < len(wanted)))
-    of_mine = of_rows[mine].astype(np.min_scalar_type(len(wanted)))  # numbers of 16 bits are sorted in linear time
+    of_mine = of_rows[mine].astype(np.min_scalar_type(len(wanted)))  # NumPy sorts 16-bit integers in linear time
     rows = take(run.batch, mine[np.argsort(of_mine, kind="stable")])
     ends = np.cumsum(np.bincount(of_mine, minlength=len(wanted))).tolist()
     for shard, (begin, end) in zip(wanted, pairwise([0, *ends]), strict=True):

@@ -1,4 +1,4 @@
-"""Turns the state of Spark's own operators into the tables of their one-line counterparts in holdfast.
+"""Conversion of the state of Spark's operators to the tables of holdfast's one-line operators.
 
 ::
 
@@ -15,10 +15,10 @@
     window                               user, window_start         n, …
     session                              user, session_start        session_end, n, …
 
-Buffers have the names of Spark's functions and not those of columns, and two sums are both called ``sum``. So whoever
-moves an aggregation names its columns and functions in the order in which Spark has them. Spark sums short decimals as
-integers and loses their type, so it is named with the function. The user also names the windows' durations, which a
-query without open windows does not reveal.
+Spark names buffers after functions, not columns, so two sums are both called ``sum``. The user therefore lists an
+aggregation's columns and functions in Spark's order. Spark sums short decimals as integers and drops their type, so the
+user gives the type with the function. The user also gives the windows' durations, which a query without open windows
+does not reveal.
 
 Source: Spark 4.3's ``statefulOperators.scala``, ``StreamingAggregationStateManager``,
 ``StreamingSessionWindowStateManager`` and the ``aggBufferAttributes`` of its aggregates.
@@ -57,12 +57,12 @@ from holdfast.spark_integration.ttl.ends import UNTIL, Ttl, microseconds
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: Spark's names of its operators.
+#: Spark's operator names.
 DEDUPLICATION, WITHIN_WATERMARK = "dedupe", "dedupeWithinWatermark"
 AGGREGATION, SESSIONS = "stateStoreSave", "sessionWindowStateStoreSaveExec"
 HAVE_COUNTERPARTS = (DEDUPLICATION, WITHIN_WATERMARK, AGGREGATION, SESSIONS)
 
-#: By function the buffers that Spark keeps for it; of decimals a sum has another one.
+#: Spark's buffers by function; a sum of decimals has one more.
 _BUFFERS = {
     "count": ("count",),
     "sum": ("sum",),
@@ -83,16 +83,16 @@ _BUFFERS = {
     "approx_count_distinct": (),  # "MS[0]", "MS[1]", …: ten registers of six bits each
 }
 _IS_EMPTY, _IGNORES_NULLS = "isEmpty", "(ignorenulls)"
-_SERIALISED = "buf"  #: An object of Spark's, in bytes of its own
+_SERIALISED = "buf"  #: A serialised Spark object
 _FUNCTION = re.compile(r"(\w+)(?:\((.+)\))?")
-_EXACT = 1 << 53  #: Below it, a double has each integer.
+_EXACT = 1 << 53  #: A double represents every integer below this.
 _MOST_DIGITS = 38
-_NO_TYPES = pa.schema([])  # of the output: nothing is shown
+_NO_TYPES = pa.schema([])  # no output: nothing is shown
 
 
 @dataclass(frozen=True)
 class Described:
-    """What Spark's state does not record of an aggregation."""
+    """Facts about an aggregation that Spark's state does not record."""
 
     aggregates: Mapping[str, str] | None = None  #: Functions by column, in the order of Spark's ``agg``
     window: str | Sequence[str] | None = None  #: Length, slide and start, as given to ``window``
@@ -100,15 +100,15 @@ class Described:
 
 @dataclass(frozen=True)
 class MovedOperator:
-    """One of holdfast's operators with the state of one of Spark's."""
+    """A holdfast operator with the state of a Spark operator."""
 
     table: TableRows
     configuration: Mapping[str, str]
-    is_timed: bool  #: Whether rows are late, or go, by a watermark
+    is_timed: bool  #: Whether a watermark makes rows late or removes them
 
 
 def moved(host: str, rows: DataFrame, described: Described, *, has_watermark: bool) -> MovedOperator:
-    """Return the operator that continues the state `rows` of one of `HAVE_COUNTERPARTS`."""
+    """Return the operator that continues the state `rows` of a host in `HAVE_COUNTERPARTS`."""
     keys = struct_of(rows.schema["key"]).fields
     if not keys or (host == AGGREGATION and len(keys) == 1 and _is_window(keys[0].dataType)):
         raise InvalidArgumentError("an aggregation without keys has no counterpart in holdfast: leave it as it is")
@@ -131,7 +131,7 @@ def moved(host: str, rows: DataFrame, described: Described, *, has_watermark: bo
 
 @dataclass(frozen=True)
 class _StateFrame:
-    """Spark's state as a frame with numbered fields: names of buffers may repeat, and Spark mixes them up."""
+    """Spark's state with numbered fields, because buffer names may repeat and Spark then confuses them."""
 
     keys: list[T.StructField]
     values: list[T.StructField]
@@ -157,7 +157,7 @@ class _StateFrame:
 
 
 def struct_of(field: T.StructField) -> T.StructType:
-    """Return the type of a field that is known to be a struct."""
+    """Return the type of a struct field."""
     assert isinstance(field.dataType, T.StructType)
     return field.dataType
 
@@ -190,7 +190,7 @@ def _deduplication(state: _StateFrame, *, within: bool, has_watermark: bool) -> 
                 type=state.keys[timed[0]].dataType.simpleString(),
             )
         until = state.key(timed[0])
-    # The query says how long a key is remembered; here only whether it ends, and by which clock.
+    # The query sets how long keys are kept; the savepoint records only whether they expire, and by which clock.
     ttl = Ttl(0, "") if within or timed else None
     function = Deduplication(_types_of_keys(state.keys), _NO_TYPES, ttl)
     frame = state.frame.select(*state.all_keys(), until.alias(UNTIL.name))
@@ -231,7 +231,7 @@ def _aggregation(state: _StateFrame, described: Described) -> MovedOperator:
 def _sessions(state: _StateFrame, described: Described) -> MovedOperator:
     if described.window is not None:
         raise InvalidArgumentError("the aggregation is by session, which takes no window: leave window out")
-    # Spark keeps the keys and the session beside the buffers once more, and the start behind the keys.
+    # Spark repeats the keys and the session before the buffers, and puts the start after the keys.
     keys, repeated = state.keys[:-1], len(state.keys)
     windows = [place for place in range(repeated) if _is_window(state.values[place].dataType)]
     _require_one_window(state.values, windows)
@@ -282,7 +282,7 @@ def _require_windows(frame: DataFrame, window: Column, places: WindowPlaces) -> 
 
 
 def _accumulators(state: _StateFrame, first: int, described: Described) -> tuple[tuple[Accumulator, ...], list[Column]]:
-    """Return the aggregates, and the columns of their state, in the buffers from number `first` on."""
+    """Return the aggregates and their state columns; their buffers start at number `first`."""
     assert described.aggregates is not None
     if _SERIALISED in _names(state.values[first:]):
         raise InvalidArgumentError(
@@ -317,7 +317,7 @@ def _accumulators(state: _StateFrame, first: int, described: Described) -> tuple
         if names == _BUFFERS["mean"]:
             found[0] = F.when(found[1] != 0, found[0])
         if function == "approx_count_distinct":
-            bits = ((len(names) - 1) * 10).bit_length()  # of a register's number: a word holds ten registers
+            bits = ((len(names) - 1) * 10).bit_length()  # bits of a register's number: a word holds ten registers
             registers = Registers(name, "", bits)
             accumulators.append(registers)
             found = [_registers(registers, at)]
@@ -334,14 +334,14 @@ def _accumulators(state: _StateFrame, first: int, described: Described) -> tuple
 
 
 def _words(fields: Sequence[T.StructField]) -> tuple[str, ...]:
-    """Return the names of the leading buffers, those of one estimate of distinct values."""
+    """Return the names of the leading buffers that belong to one approximate distinct count."""
     names = [f"MS[{i}]" for i in range(len(fields))]
     others = [i for i, field in enumerate(fields) if field.name != names[i]]
     return (*names[: others[0] if others else None],)
 
 
 def _registers(of: Registers, first: int) -> Column:
-    """Return the registers that are not 0, given the place of the first word; see `Registers`."""
+    """Return the nonzero registers, given the position of the first word; see `Registers`."""
     count, each = 1 << of.bits, of.fields()[0].type.value_type.bit_width
     words = ", ".join(f"value.c{first + i}" for i in range(count // 10 + 1))
     rank = f"shiftright(array({words})[i div 10], 6 * (i % 10)) & 63"
@@ -350,7 +350,7 @@ def _registers(of: Registers, first: int) -> Column:
 
 
 def _parsed(name: str, text: str) -> tuple[str, T.DecimalType | None]:
-    """Return an aggregate's function and, if it is said to take decimals, their type."""
+    """Return an aggregate's function and its decimal type, if given."""
     if text in _BUFFERS:
         return text, None
     match = _FUNCTION.fullmatch(str(text))
@@ -404,7 +404,7 @@ def _of_unscaled(total: Column, t: T.DecimalType) -> Column:
 
 
 def _require_exact(state: _StateFrame, lost: list[Column]) -> None:
-    """Check that no sum of decimals has overflowed, or exceeds the digits that Spark keeps."""
+    """Check that no decimal sum has overflowed or exceeds the digits that Spark keeps."""
     if lost and not state.frame.where(reduce(Column.__or__, lost)).isEmpty():
         raise InvalidArgumentError(
             "a sum of decimals has overflowed in Spark's state, or has lost digits there: leave this query as it is"

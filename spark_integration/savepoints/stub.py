@@ -1,13 +1,13 @@
-"""Makes Spark's state where only Spark can, by a stub of the query.
+"""Creation of state that only Spark can write, by running a stub of the query.
 
-The stub is a query of one micro-batch: the same stateful operators, on the same state stores, with the same settings,
-which keep nothing but the pointers that they are given::
+The stub is a query of one micro-batch. It has the same stateful operators, state stores and settings as the new query,
+but its operators only store the pointers in their input::
 
-    one row for each shard ──▶ … ──▶ operator 1 ──▶ operator 0 ──▶ nowhere
+    one row per shard      ──▶ … ──▶ operator 1 ──▶ operator 0 ──▶ nowhere
                                      puts its rows,  puts its rows
                                      passes others on
 
-Its state is then version 1, after micro-batch 0. Everything else in the stub's location is discarded.
+Micro-batch 0 leaves version 1 of the state. Everything else in the stub's location is discarded.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ if TYPE_CHECKING:
 _OPERATOR, _ROW, _AT = "operator", "row", "at"
 _COLUMNS = [ROUTE, _OPERATOR, _ROW, _AT]
 _SCHEMA = f"{ROUTE} int, {_OPERATOR} int, {_ROW} string, {_AT} timestamp"
-# Later than the watermark that a query begins with, or the rows would be late.
+# Later than a query's initial watermark, or the rows would be late.
 _ON_TIME = datetime(2000, 1, 1, tzinfo=UTC)
 _ARROW = pa.schema(
     [(ROUTE, pa.int32()), (_OPERATOR, pa.int32()), (_ROW, pa.string()), (_AT, pa.timestamp("us", tz="UTC"))]
 )
-# Of restores in one session of Spark Connect.
+# Restores in one Spark Connect session share its settings.
 _ONE_AT_A_TIME = threading.Lock()
 
 
 def state_by_stub(
     spark: SparkSession, conf: Mapping[str, str], new: NewQuery, operators: Sequence[PointerOperator]
 ) -> FirstState:
-    """Make a new query's state by a stub query, deleted on return."""
+    """Make a new query's state with a stub query, whose location is deleted on return."""
     try:
         with session_of_stub(spark, conf) as own:
             run_stub(own, operators, new.stub_url)
-        new.require()  # all before may have taken long
+        new.require()  # the steps before may have taken long
         with open_storage(new.stub_url, new.options) as stub:
             return state_of_stub(stub, new.location, conf)
     finally:
@@ -70,7 +70,7 @@ def state_by_stub(
 
 
 def run_stub(spark: SparkSession, operators: Sequence[PointerOperator], location: str) -> None:
-    """Run the stub into a new location; operators are in Spark's order. Raises `UnavailableError` if Spark fails."""
+    """Run the stub in a new location; operators are in Spark's order. Raises `UnavailableError` if Spark fails."""
     rows = [
         {ROUTE: route_of_hash(row.shard), _OPERATOR: number, _ROW: row.columns()[0].decode(), _AT: _ON_TIME}
         for number, operator in enumerate(operators)
@@ -89,7 +89,7 @@ def run_stub(spark: SparkSession, operators: Sequence[PointerOperator], location
 
 @contextmanager
 def session_of_stub(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[SparkSession]:
-    """Yield a session with the saved query's settings; on Connect the user's own, which has the added packages."""
+    """Yield a session with the saved query's settings; on Connect the user's, which has the added packages."""
     wanted = {
         **conf,
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
@@ -120,7 +120,7 @@ def _source(spark: SparkSession, rows: list[dict[str, Any]]) -> DataFrame:
     """Return the rows as a stream of one micro-batch."""
     reader = spark.readStream
     if is_on(spark, NAMED_SOURCES_SETTING, "false"):
-        reader = reader.name("stub")  # then Spark wants a name of each source
+        reader = reader.name("stub")  # then Spark requires a name for each source
     ticks = reader.format("rate-micro-batch").option("rowsPerBatch", max(1, len(rows))).load()
 
     def numbered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -152,8 +152,8 @@ def _step(frame: DataFrame, number: int, operator: PointerOperator) -> DataFrame
 
 
 def _apart(frame: DataFrame) -> DataFrame:
-    # Without something computed between two of them, which no optimizer removes, Spark hands the second one the
-    # columnar rows of the first.
+    # Compute a column that no optimizer removes between two operators: otherwise Spark passes the first operator's
+    # columnar rows to the second.
     return frame.withColumn(ROUTE, F.when(F.col(_OPERATOR) >= 0, F.col(ROUTE)))
 
 
@@ -175,7 +175,7 @@ class _PutPointers(StatefulProcessor):
     def handleExpiredTimer(
         self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[pd.DataFrame]:
-        # An overdue timer fires in the stub: it should fire in the query instead.
+        # An overdue timer fires in the stub, but should fire in the query.
         firing_ms = expiredTimerInfo.getExpiryTimeInMs()
         group = ValueOfGroup(self._pointer, self._handle, timerValues, firing_ms, firing_ms)
         row = group.remembered()
@@ -185,7 +185,7 @@ class _PutPointers(StatefulProcessor):
 
 
 def _split(chunks: Iterable[pd.DataFrame], number: int) -> Iterator[tuple[PointerRow | None, pd.DataFrame]]:
-    """Yield each chunk's pointer row of an operator, if any, and the rows of the other operators."""
+    """Yield the operator's pointer row in each chunk, if any, and the other operators' rows."""
     for chunk in chunks:
         frame = chunk.set_axis(_COLUMNS, axis="columns")
         mine = frame[_OPERATOR] == number

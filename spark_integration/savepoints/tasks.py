@@ -1,4 +1,4 @@
-"""Who makes the state of a query and works on its shards: Spark (`SparkTasks`) or this process (`OwnProcess`)."""
+"""Runners for work on a query's shards and state: Spark (`SparkTasks`) or the current process (`OwnProcess`)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TYPES = {"string": pa.string(), "int": pa.int32(), "long": pa.int64(), "binary"
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _UNAVAILABLE = f"{UnavailableError.__module__}.{UnavailableError.__qualname__}"
-#: Puts the pointers of a new query's operators, by Spark's number of each, into Spark's state of it.
+#: Puts the pointers of a new query's operators, in Spark's order, into Spark's state.
 StateMaker = Callable[[NewQuery, Sequence[PointerOperator]], FirstState]
 
 
@@ -42,16 +42,16 @@ StateMaker = Callable[[NewQuery, Sequence[PointerOperator]], FirstState]
 class ShardTask(ABC):
     """The work for each shard; in Spark, a function for ``mapInArrow``."""
 
-    #: The columns of what it is given for each shard, and of what it yields, as Spark has them: ``operator`` and
-    #: ``shard`` among them, and ``error`` among the second ones. What a row lacks is null.
+    #: Spark columns of the input and output rows: both include ``operator`` and ``shard``, the output also ``error``.
+    #: Fields missing from an output row are null.
     GIVEN: ClassVar[str]
     RETURNED: ClassVar[str]
 
-    settings: Settings  #: Of the session, without credentials; their state directory is the query's
-    target: str  #: URL of where it goes
+    settings: Settings  #: The session's, without credentials; with the query's state directory
+    target: str  #: URL of the target directory
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield each row's outcome; missing fields are null."""
+        """Yield each row's outcomes; missing fields are null."""
         opened = partial(storage_at, settings=self.settings)
         for batch in batches:
             for row in batch.to_pylist():
@@ -59,7 +59,7 @@ class ShardTask(ABC):
                     yield pa.RecordBatch.from_pylist([outcome], schema=columns_of(self.RETURNED))
 
     def outcomes(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[Mapping[str, Any]]:
-        """Yield a row's outcome, or its error: repeating would not help."""
+        """Yield a row's outcomes, or its error if a retry would not help."""
         try:
             yield from self.work(row, opened)
         except HoldfastError as exc:
@@ -67,28 +67,28 @@ class ShardTask(ABC):
 
     @abstractmethod
     def work(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[Mapping[str, Any]]:
-        """Work on a shard; `opened` gives the storage at a URL."""
+        """Process a row; `opened` returns the storage at a URL."""
 
 
 @cache
 def columns_of(text: str) -> pa.Schema:
-    """Return columns as Arrow has them: of ``shard int, piece string``."""
+    """Return the Arrow schema for a text such as ``shard int, piece string``."""
     return pa.schema([(name, _TYPES[kind]) for name, kind in map(str.split, text.split(","))])
 
 
 def versions_of(spark: SparkSession) -> dict[str, str]:
-    """Return the releases that make a savepoint by Spark."""
+    """Return the versions of the software that makes a savepoint with Spark."""
     return {"holdfast": distribution.VERSION, "spark": spark_versions.version_of(spark)}
 
 
 def run_tasks(spark: SparkSession, shards: Sequence[tuple[Any, ...]], task: ShardTask) -> list[Row]:
-    """Run a task for some shards, each in its own Spark task, and return the results."""
+    """Run the work for each shard in its own Spark task and return the results."""
     from pyspark.errors import PySparkException
 
     if not shards:
         return []
     try:
-        # Each in its own partition: without a column Spark chooses at random, and one task may get two.
+        # One partition per shard: without a column Spark partitions at random, and a task may get two shards.
         rows = [(*row, route) for row, route in zip(shards, routes_of(len(shards)), strict=True)]
         frame = spark.createDataFrame(rows, f"{task.GIVEN}, route int").repartition(len(shards), "route")
         return run_frame(frame, task, task.RETURNED)
@@ -107,14 +107,14 @@ def run_frame(
         found = frame.mapInArrow(task, returned).collect()
     except PySparkException as exc:
         if _UNAVAILABLE not in str(exc):
-            raise  # what failed is the DataFrame, or Spark
+            raise  # the DataFrame or Spark failed
         raise UnavailableError(f"tasks of the savepoint failed: {exc}") from exc
     require_no_error(found)
     return found
 
 
 def require_no_error(found: Iterable[Any]) -> None:
-    """Raise the first error among the rows that tasks return."""
+    """Raise the first error in the rows that tasks returned."""
     for row in found:
         if row["error"] is not None:
             kind, _, message = row["error"].partition(": ")
@@ -122,19 +122,19 @@ def require_no_error(found: Iterable[Any]) -> None:
 
 
 def each_ahead(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> Generator[_Result, None, None]:
-    """Call a function for each item like `map`, several at once in this process's threads for storage requests."""
+    """Call a function for each item like `map`, in parallel on the process's storage threads."""
     return ahead(io_executor(), work, items)
 
 
 def failed(facts: Mapping[str, Any], error: HoldfastError) -> dict[str, Any]:
-    """Return an error as a task returns it, with the operator and the shard that `facts` name."""
+    """Return an error as a task's output row, with the operator and shard in `facts`."""
     if error.retryable:
         raise error
     return {"operator": facts["operator"], "shard": facts["shard"], "error": f"{type(error).__name__}: {error}"}
 
 
 def settings_of(spark: SparkSession) -> tuple[Settings, dict[str, str]]:
-    """Return the settings of a session, and the options of its storage."""
+    """Return a session's settings and storage options."""
     configuration = dict(spark.conf.getAll)
     settings = Settings.parse(configuration, backend_names())
     return settings, settings.storage_values(configuration)
@@ -149,14 +149,14 @@ def configured(spark: SparkSession) -> tuple[Settings, dict[str, str]]:
 
 
 class SparkTasks:
-    """A session of Spark, with the query's state directory: its executors work. Raises `InvalidArgumentError`."""
+    """Runs work on a Spark session's executors. Raises `InvalidArgumentError` without a state directory."""
 
     def __init__(self, spark: SparkSession) -> None:
         self.spark = spark
         self.settings, self.options = configured(spark)
 
     def versions(self) -> dict[str, str]:
-        """Return the releases involved."""
+        """Return the software versions."""
         return versions_of(self.spark)
 
     def run(self, shards: Sequence[tuple[Any, ...]], task: ShardTask) -> Sequence[Any]:
@@ -164,17 +164,17 @@ class SparkTasks:
         return run_tasks(self.spark, shards, task)
 
     def state_maker(self, conf: Mapping[str, str], hosts: Collection[str]) -> StateMaker:
-        """Return what makes the state of a query with these settings and operators."""
+        """Return the function that makes the state of a query with these settings and operators."""
         from holdfast.spark_integration.savepoints.stub import state_by_stub
 
         return partial(state_by_stub, self.spark, conf)
 
 
 class OwnProcess:
-    """A process without Spark, for a query's state directory.
+    """Runs work in the current process, without Spark.
 
     `options`: values of ``spark.holdfast.storage.*``; `executor`: must not run the caller; `at_once`: how many shards
-    are worked on side by side, each with memory for its rows, up to three times; `on_shard`: told how many are done.
+    to process in parallel, each with up to three copies of its rows; `on_shard`: called with 1 after each shard.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class OwnProcess:
         self.options, self._executor, self._at_once, self._on_shard = options, executor, at_once, on_shard
 
     def versions(self) -> dict[str, str]:
-        """Return the releases involved, without Spark's."""
+        """Return the software versions, without Spark's."""
         return {"holdfast": distribution.VERSION}
 
     def run(self, shards: Sequence[tuple[Any, ...]], task: ShardTask) -> Sequence[Any]:
@@ -200,7 +200,7 @@ class OwnProcess:
             storages: dict[str, ObjectStorage] = {}
 
             def opened(url: str) -> ObjectStorage:
-                if url not in storages:  # threads that come at once open it twice: both are closed
+                if url not in storages:  # concurrent threads may open it twice: both are closed
                     storages[url] = stack.enter_context(open_storage(url, self.options))
                 return storages[url]
 
@@ -216,11 +216,11 @@ class OwnProcess:
         return found
 
     def state_maker(self, conf: Mapping[str, str], hosts: Collection[str]) -> StateMaker:
-        """Do as `SparkTasks.state_maker`. Raises `NeedsSparkError`."""
+        """Return what `SparkTasks.state_maker` does. Raises `NeedsSparkError`."""
         state = NewState.of(conf, partitions_of(conf), hosts)
 
         def make(new: NewQuery, operators: Sequence[PointerOperator]) -> FirstState:
-            new.require()  # all before may have taken long
+            new.require()  # the steps before may have taken long
             puts = ahead(self._executor, lambda file: new.location.put(*file), state.files(operators), _PUTS_AT_ONCE)
             with closing(puts):
                 for _ in puts:
@@ -230,5 +230,5 @@ class OwnProcess:
         return make
 
 
-#: Who works; both have the same methods.
+#: Either runner; both have the same methods.
 Tasks = SparkTasks | OwnProcess

@@ -1,21 +1,21 @@
-"""Makes a savepoint of DataFrames: the initial state of a new query, or an edited copy of another savepoint.
+"""Creation of a savepoint from DataFrames: a new query's initial state, or an edited copy of a savepoint.
 
 ::
 
-    a DataFrame for each table ──▶ pieces                     tasks, one for each shard
-    what the base has besides  ──▶ copies                     tasks
+    a DataFrame per table      ──▶ pieces                     tasks, one per shard
+    the rest of the base       ──▶ copies                     tasks
     manifest                                                  driver, last
 
-    carrier   n         ──▶   hash   shard   carrier   n     ═shuffle═▶  one task for each shard
+    carrier   n         ──▶   hash   shard   carrier   n     ═shuffle═▶  one task per shard
     "AA"      42              …      3       "AA"      42
 
-The hash is Spark's ``xxhash64`` of the grouping columns, as a query computes it. An index, such as timers in order of
-their due times, is derived from its table.
+The hash is Spark's ``xxhash64`` of the grouping columns, as a query computes it. An index, such as timers by due time,
+is derived from its table.
 
-A task sorts the rows of a shard and stores them as pieces (`TableWriter`), or copies pieces of the base byte for byte
-(`PieceCopier`), since a savepoint names no other.
+A task sorts a shard's rows and stores them as pieces (`TableWriter`), or copies the base's pieces byte for byte
+(`PieceCopier`), since savepoints never share files.
 
-A duplicate key, a forbidden null and a value that its type cannot hold are errors that name the key.
+A duplicate key, a forbidden null or a value outside its type's range is an error that includes the key.
 """
 
 from __future__ import annotations
@@ -94,20 +94,20 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 HASH, SHARD = "hash", "shard"
-#: What a task returns of each shard: its pieces, when its first timer is due, and which columns have no null.
+#: A task's result for a shard: its pieces, its first timer's due time, and the columns without nulls.
 WRITTEN = "operator string, shard int, pieces string, earliest_ms long, not_null string, error string"
 _BEFORE = 2  # hash and shard; in a run, hash and deletion mark
 
 
 @dataclass(frozen=True)
 class RowEnds:
-    """When a one-line operator's rows end: a delay after the time in a column; never, if null."""
+    """The time at which a one-line operator's rows end: a delay after a column's time, or never if that is null."""
 
-    column: str  #: As runs call it
+    column: str  #: Its name in runs
     after_us: int = 0
 
     def due_ms(self, run: Run) -> pa.Array:
-        """Return when each row of a run is due in the index; null for never."""
+        """Return each row's due time in the index; null for never."""
         at = run.batch.column(self.column)
         end_us = at.cast(pa.timestamp("us", at.type.tz)).cast(pa.int64()).fill_null(0).to_numpy() + self.after_us
         return pc.if_else(at.is_valid(), pa.array(due_of(end_us)), pa.scalar(None, pa.int64()))
@@ -115,13 +115,13 @@ class RowEnds:
 
 @dataclass(frozen=True)
 class TableRows:
-    """The rows of a table, as a DataFrame has them."""
+    """A table's rows as a DataFrame."""
 
     schema: TableSchema
-    frame: DataFrame  #: The key columns, then the value columns, in the order of the schema; their names do not matter
-    grouping: int  #: How many of the key columns are those by which the operator groups
-    index: TableSchema | None = None  #: Of the table that has the same keys in the order of a time
-    ends: RowEnds | None = None  #: What that time is, of an operator in one line
+    frame: DataFrame  #: Key columns, then value columns, in schema order; names are ignored
+    grouping: int  #: The number of leading key columns by which the operator groups
+    index: TableSchema | None = None  #: Schema of the table with the same keys ordered by time
+    ends: RowEnds | None = None  #: The source of that time in a one-line operator
 
     def by_shard(self, shards: int) -> DataFrame:
         """Prepend hash and shard to the rows; each shard gets its own partition."""
@@ -135,7 +135,7 @@ class TableRows:
 def tables_of_frames(
     frames: Mapping[str, DataFrame], keys: Sequence[str | Column], time_mode: TimeMode, expiring: Collection[str] = ()
 ) -> list[TableRows]:
-    """Return a new operator's tables, with state columns as in these frames."""
+    """Return a new operator's tables with the state columns of these frames."""
     found: list[TableRows] = []
     key_types: pa.Schema | None = None
     for name, frame in frames.items():
@@ -198,12 +198,12 @@ def _selected(frame: DataFrame, grouping: Grouping, values: list[str]) -> DataFr
 
 
 def edited_tables(frames: Mapping[str, DataFrame], tables: Mapping[str, TableSchema]) -> list[TableRows]:
-    """Return tables in place of an operator's stored ones, from frames as `holdfast.savepoints.load` shows them."""
+    """Return an operator's replacement tables from frames in the format of `holdfast.savepoints.load`."""
     found = []
     for name, frame in frames.items():
         table = find_shown(tables, name)
         shown = shown_columns(tables[table]).names
-        shard = free_name(SHARD, shown, "_")  # as `load` shows it
+        shard = free_name(SHARD, shown, "_")  # the column name that `load` uses
         given = [column for column in frame.columns if column != shard]
         if sorted(given) != sorted(shown):
             raise InvalidArgumentError(
@@ -218,7 +218,7 @@ def edited_tables(frames: Mapping[str, DataFrame], tables: Mapping[str, TableSch
 
 
 def _require_same_keys(table: TableSchema, frame: DataFrame) -> None:
-    """Check the types of the keys: a number's hash depends on its type."""
+    """Check the key types, because a number's hash depends on its type."""
     fields = StructType(frame.schema.fields[: len(table.key)])
     given = TableSchema.of(table.name, arrow_schema(fields, table.name), pa.schema([])).key
     differ = [
@@ -233,7 +233,7 @@ def _require_same_keys(table: TableSchema, frame: DataFrame) -> None:
 
 
 def grouping_width(table: TableSchema, tables: Mapping[str, TableSchema]) -> int:
-    """Return how many key columns are grouping columns: elements' numbers and entries' keys follow them."""
+    """Return the number of grouping columns; list elements' numbers and map entries' keys follow them."""
     known = grouping_columns(tables, table.name)
     if known:
         return len(known)
@@ -251,17 +251,17 @@ def grouping_width(table: TableSchema, tables: Mapping[str, TableSchema]) -> int
 class TableWriter:
     """Stores the rows of a task's shards; a function for ``mapInArrow`` over `TableRows.by_shard`."""
 
-    settings: Settings  #: Of the session, without credentials
-    target: str  #: URL of the directory of savepoints
-    #: Of the savepoint, of who makes it, and of the operator in it
+    settings: Settings  #: The session's, without credentials
+    target: str  #: URL of the savepoint directory
+    #: The savepoint's name, its maker's id, and the operator's name
     name: str
     maker: str
     operator: str
-    tables: Sequence[TableSchema]  #: The table, and its index, if it has one
+    tables: Sequence[TableSchema]  #: The table and its index, if any
     ends: RowEnds | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield each shard's stored result, or an error that repeating would not cure. Raises `UnavailableError`."""
+        """Yield each shard's result, or an error that a retry would not cure. Raises `UnavailableError`."""
         found = list(batches)
         if not found:
             return
@@ -302,7 +302,7 @@ class TableWriter:
 
 
 def run_of(schema: TableSchema, hashes: HashArray, rows: pa.Table) -> Run:
-    """Return rows, in the schema's column order, as a run. Raises `InvalidArgumentError`, `SchemaMismatchError`."""
+    """Return rows with columns in schema order as a run. Raises `InvalidArgumentError`, `SchemaMismatchError`."""
     width = len(schema.key)
     named = [rows.select(range(width)), rows.select(range(width, rows.num_columns))]
     key_rows, values = (
@@ -318,7 +318,7 @@ def run_of(schema: TableSchema, hashes: HashArray, rows: pa.Table) -> Run:
 
 
 def _index_of(run: Run, index: TableSchema, ends: RowEnds | None) -> Run:
-    """Return the table that has the keys of a run in the order of their times."""
+    """Return the index of a run: its keys ordered by time."""
     times = _times_of(run) if ends is None else ends.due_ms(run)
     rows = np.flatnonzero(pc.is_valid(times).to_numpy(zero_copy_only=False))
     if len(rows) < len(run) and run.schema.name == TIMERS:
@@ -331,18 +331,18 @@ def _index_of(run: Run, index: TableSchema, ends: RowEnds | None) -> Run:
 
 
 def _times_of(run: Run) -> pa.Array:
-    """Return the time of each row of a table in its index; null if the index lacks it."""
+    """Return each row's time in the index; null for a row without an index entry."""
     if run.schema.name != TIMERS:
         expires_ms = run.values.column(EXPIRES)
         return pc.if_else(pc.equal(expires_ms, NEVER), None, expires_ms)
     if len(run.schema.value):
-        return run.values.column(0)  # one timer for each key
-    return run.keys.column(run.keys.num_columns - 1)  # any number of them
+        return run.values.column(0)  # one timer per key
+    return run.keys.column(run.keys.num_columns - 1)  # any number of timers per key
 
 
 @dataclass(frozen=True)
 class PieceCopier(ShardTask):
-    """Copies pieces of a savepoint, each under its key; see `ShardTask`."""
+    """Copies a savepoint's pieces under their keys; see `ShardTask`."""
 
     GIVEN: ClassVar[str] = "operator string, shard int, piece string"
     RETURNED: ClassVar[str] = "operator string, shard int, error string"
@@ -373,32 +373,32 @@ def write(
     """Make a savepoint from DataFrames: the initial state of a new query.
 
     The query has one stateful operator, ``applyInArrowWithState`` or ``applyInPandasWithState``; a processor has
-    ``initialState`` instead. Its sources begin where their own options say.
+    ``initialState`` instead. Its sources start where their options say.
 
     Parameters
     ----------
     tables : DataFrame, or mapping of str to DataFrame
-        One row per key: the key columns and the state's. A single DataFrame is the table "state". In "timers" a column
-        ``due_ms`` (of timers in processing time ``due_processing_ms``) has the time in ms since 1970.
+        One row per key: key columns and state columns. A lone DataFrame is the table "state". The table "timers" has a
+        column ``due_ms`` (``due_processing_ms`` for processing-time timers) in ms since 1970.
     target : str or pathlib.Path
         The directory of savepoints.
     name : str
         The savepoint's name.
     operator : str
-        Its name in the query.
+        The operator's name in the query.
     keys : str, Column, or sequence of these
-        As for the operator's ``groupBy``, and of the same types.
+        The keys of the operator's ``groupBy``, with the same types.
     timeMode : {"None", "ProcessingTime", "EventTime"}
-        The clock of its timers, or of its timeouts.
+        The clock of the operator's timers or timeouts.
     expiring : collection of str
-        Tables with a time to live: their bigint column ``expires_ms`` says when a row expires, in ms since 1970; null
+        Tables with a time to live: their bigint column ``expires_ms`` holds a row's expiry time in ms since 1970; null
         for never.
     shards : int, optional
-        By default ``spark.holdfast.shards``, or as many as Spark has shuffle partitions.
+        Defaults to ``spark.holdfast.shards``, else to the number of shuffle partitions.
     sources : int or sequence of str
-        How many sources the query reads, or their names, if it names them.
+        The number of sources that the query reads, or their names if the query names them.
     comment : str
-        A comment to show with the savepoint.
+        A comment shown with the savepoint.
 
     Raises
     ------
@@ -407,12 +407,12 @@ def write(
     SchemaMismatchError
         A value cannot be stored without loss.
     ConflictError
-        There is a savepoint of this name, or somebody else has begun one since.
+        A savepoint of this name exists or is being made by another process.
 
     Notes
     -----
-    A task holds the rows of one shard, up to three times. Spark may compute a DataFrame more than once: it should yield
-    the same rows.
+    A task needs memory for up to three copies of a shard's rows. Spark may compute a DataFrame more than once, so it
+    should yield the same rows each time.
     """
     require_comment(comment)
     require_counts(shards=shards)
@@ -439,26 +439,26 @@ def edit(
     *,
     comment: str = "",
 ) -> Savepoint:
-    """Make a copy of a savepoint in which some tables of an operator differ.
+    """Copy a savepoint and replace some tables of an operator.
 
     Parameters
     ----------
     tables : DataFrame, or mapping of str to DataFrame
-        By table all of its rows, with the columns that `holdfast.savepoints.load` shows; a DataFrame is the table
-        "state". Its indexes, such as the order in which timers are due, are derived from it.
+        All rows of each table, with the columns of `holdfast.savepoints.load`; a lone DataFrame is the table "state".
+        Indexes, such as timers by due time, are derived from the tables.
     target : str or pathlib.Path
-        The directory of both savepoints.
+        The savepoint directory, for both savepoints.
     base : str
-        The savepoint from which the rest is copied, including the positions of sources.
+        The savepoint that supplies everything else, including source positions.
     operator : str, optional
-        Required if the base has several.
+        Required if the base has several operators.
     name, comment
-        As in `write`, which also says what is raised besides.
+        As in `write`, which also lists further errors.
 
     Raises
     ------
     NotFoundError
-        There is no such base, or no such operator in it.
+        The base, or the operator in it, does not exist.
     CorruptionError
         A part of the base is damaged.
     """
@@ -495,7 +495,7 @@ def edit(
 def _begun(
     frames: Mapping[str, DataFrame], target: str | Path, name: str
 ) -> Iterator[tuple[TableSetWriter, ObjectStorage, SavepointWriter]]:
-    """Yield a table writer, the directory of savepoints, and the savepoint in the making."""
+    """Yield a table writer, the savepoint directory's storage, and the unfinished savepoint's writer."""
     if not frames:
         raise InvalidArgumentError("name at least one table to write")
     spark = next(iter(frames.values())).sparkSession
@@ -507,7 +507,7 @@ def _begun(
 
 @dataclass(frozen=True)
 class TableSetWriter:
-    """Writes the tables of an operator into a savepoint that is not finished."""
+    """Writes an operator's tables into an unfinished savepoint."""
 
     spark: SparkSession
     settings: Settings  #: Of the session, without credentials
@@ -517,7 +517,7 @@ class TableSetWriter:
     maker: str
 
     def written(self, operator: SavedOperator, tables: Sequence[TableRows]) -> SavedOperator:
-        """Return an operator with these tables in place of those of the same names."""
+        """Write the tables; return the operator with these tables replacing its tables of the same names."""
         schemas, pieces = dict(operator.tables), list(operator.pieces)
         earliest_ms: dict[int, int | None] = {times.shard: times.earliest_timer_ms for times in operator.times}
         for rows in tables:
@@ -525,7 +525,7 @@ class TableSetWriter:
             own = {rows.schema.name: rows.schema, **index}
             into = self.settings, self.target, self.name, self.maker, operator.name
             writer = TableWriter(*into, [*own.values()], rows.ends)
-            # While there is no row, none has a null.
+            # Without rows no column has a null.
             not_null = frozenset(rows.schema.columns.names[_BEFORE:])
             pieces = [piece for piece in pieces if piece.table not in own]
             for row in run_frame(rows.by_shard(operator.shards), writer, WRITTEN):
@@ -534,14 +534,14 @@ class TableSetWriter:
                 known = [ms for ms in (earliest_ms.get(row["shard"]), row["earliest_ms"]) if ms is not None]
                 earliest_ms[row["shard"]] = min(known, default=None)
             schemas |= own | {rows.schema.name: replace(rows.schema, not_null=not_null)}
-        # The times of the last calls tell what was evicted before: nothing is known about the rows written here.
+        # The last calls' times imply earlier evictions, which are unknown for the rows written here.
         times = tuple(ShardTimes(shard, due_ms, 0) for shard, due_ms in sorted(earliest_ms.items()))
         declared = operator.declared or schemas
         return replace(operator, tables=schemas, declared=declared, times=times).with_pieces(pieces)
 
 
 def _no_query(sources: int | Sequence[str], partitions: int) -> SavedQuery:
-    """Return a savepoint's query before its start: each source at its beginning."""
+    """Return the saved query of a query that has not started: each source is at its beginning."""
     named = isinstance(sources, Sequence)
     names = []
     if isinstance(sources, Sequence) and not isinstance(sources, str):
