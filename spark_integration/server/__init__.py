@@ -1,1 +1,1 @@
-"""The state server, one process for each executor: what no micro-batch should wait for."""
+"""The state server, one process per executor, for work that no micro-batch should wait for."""

@@ -1,16 +1,16 @@
-"""What the calls of an executor's shards measured, by operator and micro-batch; and its metrics for Prometheus.
+"""Measures of an executor's shard calls, by operator and micro-batch, and Prometheus metrics.
 
 ::
 
-    announcement of a shard ─▶ micro-batch, once for each shard ─▶ totals since the server began ─▶ Prometheus
+    announcement of a shard ─▶ micro-batch, once per shard      ─▶ totals since the server began ─▶ Prometheus
                                        │
-                                       └─▶ the last micro-batches, for who asks
+                                       └─▶ the last micro-batches, on request
 
 A second attempt at a micro-batch counts only as repeated; attempts on different executors both count. Memory is bounded
-by the shards in use here, and by `BATCHES_KEPT` for each operator.
+by the shards in use on the executor and by `BATCHES_KEPT` per operator.
 
-State servers on one machine take the first free of `PORTS` ports. If none is free, or ``prometheus-client`` is not
-installed, the server logs so once and works without.
+A state server takes the first free of `PORTS` ports on its machine. If no port is free or ``prometheus-client`` is not
+installed, the server logs that once and runs without the endpoint.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 BATCHES_KEPT = 128
-#: How many ports there are to try.
+#: The number of ports to try.
 PORTS = 32
 RETRY_AFTER_MS = 60_000
 _LABELS = ("query", "operator")
 _US = 1_000_000
-# Counters of an operator: name, text, measure, and how many of its units make one of the counter's.
+# Counters of an operator: name, text, measure, and the measure's units per counter unit.
 _COUNTERS: Sequence[tuple[str, str, str, int]] = (
     ("batches", "Micro-batches in which a shard was called here.", "batches", 1),
     ("calls", "Calls of shards.", "calls", 1),
@@ -83,11 +83,11 @@ class _Batch:
 
 @dataclass
 class OperatorTotals:
-    """An operator's micro-batches here."""
+    """An operator's micro-batches on this executor."""
 
-    #: Measures added up since the server began, and ``batches``, ``calls`` and ``repeated_calls``
+    #: Sums of measures since the server started, and ``batches``, ``calls`` and ``repeated_calls``
     values: Counter[str] = field(default_factory=Counter)
-    #: By shard's directory, the measures of its last call
+    #: Measures of each shard's last call, by shard directory
     newest: dict[str, dict[str, int]] = field(default_factory=dict)
     batches: OrderedDict[int, _Batch] = field(default_factory=OrderedDict)  #: The last ones, by time
 
@@ -118,7 +118,7 @@ class MeasuredBatches:
         self._operators: dict[OperatorName, OperatorTotals] = {}
 
     def announce(self, message: Committed) -> None:
-        """Count a shard's call from its announcement."""
+        """Count the shard call in an announcement."""
         if message.measured is None:
             return
         with self._lock:
@@ -126,7 +126,7 @@ class MeasuredBatches:
             totals.add(message.shard.directory, message.measured)
 
     def forget(self, directory: str) -> None:
-        """Forget a dropped shard, and its operator with the last one."""
+        """Forget a dropped shard, and the operator if it was its last shard."""
         with self._lock:
             name = OperatorName.of(directory)
             totals = self._operators.get(name)
@@ -136,12 +136,12 @@ class MeasuredBatches:
                     del self._operators[name]
 
     def totals(self) -> dict[OperatorName, tuple[Counter[str], dict[str, dict[str, int]]]]:
-        """Return, by operator, copies of its totals, and of the newest measures of each shard."""
+        """Return copies of each operator's totals and its shards' newest measures."""
         with self._lock:
             return {name: (Counter(o.values), dict(o.newest)) for name, o in self._operators.items()}
 
     def recent(self) -> list[dict[str, Any]]:
-        """Return the last micro-batches of all operators as JSON values, of each oldest first."""
+        """Return every operator's last micro-batches as JSON values, oldest first per operator."""
         with self._lock:
             return [
                 {"batch_id": of.batch_id, "batch_ms": batch_ms, "shards": len(of.shards), "values": dict(of.values)}
@@ -155,7 +155,7 @@ def _largest(values: Sequence[int]) -> int:
     return max(values, default=0)
 
 
-# Gauges of an operator: name, text, how they come from its shards' last calls, measure, and unit as above.
+# Gauges of an operator: name, text, aggregation over the shards' last calls, measure, and unit as above.
 _GAUGES: Sequence[tuple[str, str, Callable[[Sequence[int]], int], str, int]] = (
     ("shards", "Shards that this server keeps.", len, "calls", 1),
     *((one.name, one.text, sum, one.measure, one.unit) for one in METRICS if one.kind == "level"),
@@ -173,10 +173,10 @@ class ServerMetrics:
 
     batches: MeasuredBatches
     counters: Callable[[], Mapping[str, int]]
-    snapshot_ages_ms: Callable[[], Mapping[str, int]]  #: Of each shard's last snapshot, by the shard's directory
+    snapshot_ages_ms: Callable[[], Mapping[str, int]]  #: Age of each shard's last snapshot, by shard directory
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics as they are now."""
+        """Yield the current metrics."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         operators, ages_ms = self.batches.totals(), self.snapshot_ages_ms()
@@ -200,7 +200,7 @@ class ServerMetrics:
 
 
 class Exposition:
-    """Answers Prometheus once an announcement names a port; only one thread looks for a free port."""
+    """Serves Prometheus once an announcement names a port; only one thread looks for a free port."""
 
     def __init__(self, collector: ServerMetrics, monotonic_ms: Callable[[], int] = clock.monotonic_ms) -> None:
         self._collector = collector
@@ -233,7 +233,7 @@ class Exposition:
             from prometheus_client import CollectorRegistry, start_http_server
         except ImportError:
             return f"prometheus-client is not installed on this executor: {pip_install('metrics')}"
-        try:  # once, not for each port: a name server may take seconds
+        try:  # once, not per port: DNS may take seconds
             host = str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
         except (OSError, UnicodeError) as exc:
             return f"spark.holdfast.metrics.address={address!r} is not an address of this machine: {exc}"

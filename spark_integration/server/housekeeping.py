@@ -1,21 +1,21 @@
-"""What the state server does after commits, which no micro-batch should wait for.
+"""Background work of the state server after commits.
 
-It drops versions that the query no longer needs, merges large runs, and removes leftovers and shards that are no longer
-used here.
+It drops versions that the query no longer needs, merges large runs, and removes leftovers and shards that the executor
+no longer uses.
 
-**Which shards are in use** here, and which have moved away or belong to a query that has ended? Spark does not tell an
-executor that it has moved a shard elsewhere. The only sign is that an operator's calls continue without the shard::
+**Which shards are in use** on this executor? Others have moved away or belong to ended queries. Spark does not notify
+an executor of a moved shard. The only sign is that an operator's calls continue without the shard::
 
     operator's calls here    0 1 2 3 0 1 2 3 0 1 3 0 1 3 0 1 3 …        shard 2 was called last
-                                               └── a round ─┘           after so many rounds without it: it goes
+                                               └── a round ─┘           dropped after `IDLE_ROUNDS` rounds
 
-A **round** is as many calls as the operator has shards here. A shard is dropped after `IDLE_ROUNDS` without a call, and
-restored when it comes back: of N calls at most N / `IDLE_ROUNDS` pay for a restore.
+A **round** is one call per local shard on average. A shard is dropped after `IDLE_ROUNDS` without a call, and
+restored when it comes back: at most N / `IDLE_ROUNDS` of N calls pay for a restore.
 
-An operator that is not called here at all has ended, has moved away as a whole, or waits for rows. Its shards in RAM go
-after `SILENT_MS`; those on disk stay for a day, like those of a dead executor.
+An operator without calls has ended, has moved away as a whole, or is waiting for rows. Its shards in RAM are dropped
+after `SILENT_MS`; shards on disk stay for a day, like a dead executor's.
 
-Only durable state is dropped: a file in the shard's directory marks it, also for a later server.
+Only durable state is dropped: a file in the shard's directory marks it, also for later servers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from holdfast.spark_integration.server.open_shards import DurableLogs, OpenShard
 
 IDLE_ROUNDS = 32
 SILENT_MS = 15 * 60_000
-#: The current run, and one that may still be ending.
+#: The current run and a previous run that may still be ending.
 RUNS_KEPT = 2
 #: How long leftovers of ended processes, and files set aside, can be inspected. None are in use.
 LEFTOVER_KEPT_MS = 10 * 60_000
@@ -57,14 +57,14 @@ _log = logging.getLogger(__name__)
 class _Operator:
     """One operator of one query, on this executor."""
 
-    kept_ms: int  #: How long its shards stay if it is not called
+    kept_ms: int  #: How long its shards stay without calls
     called_ms: int = 0  #: Time of its last call
     calls: int = 0
     #: By directory, the number of calls at the shard's last call; least recent first
     shards: OrderedDict[str, int] = field(default_factory=OrderedDict)
 
     def add(self, shards: Iterable[Path]) -> None:
-        """Count shards whose last call is unknown as called now."""
+        """Register shards whose last call is unknown as called now."""
         for path in shards:
             self.shards.setdefault(str(path), self.calls)
 
@@ -81,7 +81,7 @@ class _Operator:
 
 
 class ShardUse:
-    """Counts the calls of durable shards, from any thread; each checks that a file exists."""
+    """Counts calls of durable shards, from any thread; each count checks that a file exists."""
 
     def __init__(self, now_ms: Callable[[], int] = clock.monotonic_ms) -> None:
         self._now_ms = now_ms
@@ -91,7 +91,7 @@ class ShardUse:
     def called(self, directory: str, *, in_memory: bool) -> None:
         """Count a micro-batch's call of a durable shard."""
         path = Path(directory)
-        with suppress(OSError):  # without it, the shard may stay too long
+        with suppress(OSError):  # an uncounted shard may stay too long
             if not (path / DURABLE).exists():
                 (path / DURABLE).touch(mode=0o600)
         with self._lock:
@@ -105,7 +105,7 @@ class ShardUse:
             operator.shards.move_to_end(directory)
 
     def count_existing(self, executor_directory: Path) -> None:
-        """Register durable shards that earlier servers or failed calls left, as called now."""
+        """Register durable shards left by earlier servers or failed calls as called now."""
         for place, kept_ms in ((IN_MEMORY, SILENT_MS), (ON_DISK, KEPT_MS)):
             marks = _found(executor_directory / place, f"*/*/{SHARD_PREFIX}*/{DURABLE}")
             for folder, kind in {(mark.parents[1], _kind(mark.parent)) for mark in marks}:
@@ -120,7 +120,7 @@ class ShardUse:
             return [directory for operator in self._operators.values() for directory in operator.idle(now_ms)]
 
     def idle_beside(self, directory: str) -> list[str]:
-        """Return the idle shards of the operator that a shard belongs to; costs what it returns."""
+        """Return the idle shards of a shard's operator, in time proportional to their number."""
         with self._lock:
             operator = self._operators.get(Path(directory).parent)
             return [] if operator is None else operator.idle(self._now_ms())
@@ -151,7 +151,7 @@ def _found(folder: Path, pattern: str) -> list[Path]:
 
 
 def remove_if_empty(operator_directory: Path) -> None:
-    """Remove an operator's local directory if it has no shards, only notes of runs; likewise the query's, if empty."""
+    """Remove an operator's local directory if it has only notes of runs, then the query's if it is empty."""
     query = operator_directory.parent
     if not any(query.glob(f"*/{SHARD_PREFIX}*")):
         going = [*query.glob("*"), query]
@@ -161,7 +161,7 @@ def remove_if_empty(operator_directory: Path) -> None:
         return
     for folder in going:
         shutil.rmtree(folder / RUNS, ignore_errors=True)
-        with suppress(OSError):  # something else is there
+        with suppress(OSError):  # not empty
             folder.rmdir()
 
 
@@ -182,7 +182,7 @@ def remove_old_runs(query_directory: Path) -> None:
 
 
 class Housekeeping:
-    """The background work of an executor's shards; `run` in its own thread, everything else from any."""
+    """The background work of an executor's shards; call `run` in its own thread, the rest from any thread."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class Housekeeping:
         self.counters = {"announced": 0, "dropped": 0, "merged": 0, "leftovers": 0, "let_go": 0, "errors": 0}
 
     def announce(self, message: Committed) -> None:
-        """Queue the work that follows a commit; of several commits of one shard only the newest is handled."""
+        """Queue the work after a commit; a shard's newest commit replaces its queued ones."""
         self._known[message.shard.directory] = message
         self.counters["announced"] += 1
         self.queue.put(message)
@@ -231,7 +231,7 @@ class Housekeeping:
             self.counters["dropped"] += len(VersionedStore(backend).prune(message.accepted))
         self.counters["merged"] += backend.maintain(message.committed)
         now_ms = self._now_ms()
-        if abs(now_ms - self._swept_ms.get(message.shard.directory, 0)) >= LEFTOVER_EVERY_MS:  # a clock may go back
+        if abs(now_ms - self._swept_ms.get(message.shard.directory, 0)) >= LEFTOVER_EVERY_MS:  # the clock may go back
             self._swept_ms[message.shard.directory] = now_ms
             before_ns = (now_ms - LEFTOVER_KEPT_MS) * 1_000_000
             self.counters["leftovers"] += backend.remove_leftovers(before_ns)
@@ -240,20 +240,20 @@ class Housekeeping:
                     self.counters["leftovers"] += log.snapshots.remove_leftovers(before_ns)
 
     def tidy_up(self) -> None:
-        """Drop unused shards, forget those that are gone, and close unneeded storages; called now and then."""
+        """Drop unused shards, forget removed shards, and close unneeded storages; called periodically."""
         self._use.count_existing(self._shards.root)
         self._let_go(self._use.idle())
         for directory in list(self._known):
-            if not os.path.exists(directory):  # `Path.exists` fails where the disk does, which would end the server
+            if not os.path.exists(directory):  # `Path.exists` may raise on a disk error and end the server
                 self._forget(directory)
-        for query in {Path(directory).parent.parent for directory in list(self._known)}:  # announcements come meanwhile
+        for query in {Path(directory).parent.parent for directory in list(self._known)}:  # announcements add entries
             with suppress(OSError):  # notes that cannot be listed stay
                 remove_old_runs(query)
         self._shards.close_unused()
         self._logs.close_unused(list(self._known.values()))
 
     def _let_go(self, directories: Iterable[str]) -> None:
-        """Remove the local state of shards, except those in use at this moment."""
+        """Remove the local state of shards that are not in use."""
         for directory in directories:
             try:
                 if self._shards.remove(Path(directory)):
@@ -261,7 +261,7 @@ class Housekeeping:
                     self._forget(directory)
                     remove_if_empty(Path(directory).parent)
                     _log.info("dropped %s, which is no longer used here", directory)
-            except (HoldfastError, OSError) as exc:  # one that cannot go, as on a damaged disk, holds up no other
+            except (HoldfastError, OSError) as exc:  # a shard on a damaged disk must not block the others
                 self.counters["errors"] += 1
                 _log.warning("%s is no longer used here, but could not be removed: %s", directory, exc)
 
@@ -273,7 +273,7 @@ class Housekeeping:
         self._forget_elsewhere(directory)
 
     def statistics(self) -> dict[str, Any]:
-        """Return counters, and each shard directory's statistics, or the reason for having none."""
+        """Return counters and each shard directory's statistics, or the reason why it has none."""
         shards: dict[str, Any] = {}
         for directory, message in list(self._known.items()):
             if os.path.exists(directory):

@@ -1,4 +1,4 @@
-"""What a state server has open: its shards, a backend for each directory, and the storages of their commit logs."""
+"""A state server's open shards, one backend per directory, and the storages of their commit logs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _Place = tuple[str, tuple[tuple[str, str], ...]]
 
 
 class ShardQueue:
-    """A queue with one announcement per shard, the newest; `work` runs in one thread."""
+    """A queue of each shard's newest announcement; `work` runs in one thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -51,13 +51,13 @@ class ShardQueue:
             self._changed.notify_all()
 
     def put_back(self, message: Committed) -> None:
-        """Queue a commit again, unless a newer one of its shard waits."""
+        """Queue a commit again unless a newer commit of its shard is queued."""
         with self._changed:
             self._waiting.setdefault(message.shard.directory, message)
             self._changed.notify_all()
 
     def forget(self, directory: str) -> None:
-        """Drop the announcement of a shard, if any."""
+        """Drop a shard's announcement, if any."""
         with self._changed:
             self._waiting.pop(directory, None)
             self._changed.notify_all()
@@ -74,7 +74,7 @@ class ShardQueue:
             return self._changed.wait_for(lambda: not self._waiting and not self._working, timeout_seconds)
 
     def work(self, handle: Callable[[Committed], None]) -> None:
-        """Handle announcements one after another, until `end`."""
+        """Handle announcements one by one until `end`."""
         while True:
             with self._changed:
                 self._working = False
@@ -97,7 +97,7 @@ def require_below(root: Path, text: str) -> Path:
 
 
 class _Slot:
-    """One directory: its backend, what it is open for, its last user, how many use it, and the end of the last use."""
+    """A directory's backend, the address it is open for, its last user, its user count, and when the last use ended."""
 
     def __init__(self) -> None:
         self.holders = 0
@@ -109,7 +109,7 @@ class _Slot:
         self.wanted_ms = self.used_ms = 0
 
     def is_other(self, address: ShardAddress) -> bool:
-        """Tell whether it is open, but for another definition of the operator, or in a directory that is gone."""
+        """Return whether it is open for a different operator definition or in a removed directory."""
         return self.backend is not None and (
             self.address != address or self.identity != _identity(Path(address.directory))
         )
@@ -125,7 +125,7 @@ def _identity(directory: Path) -> tuple[int, int] | None:
 
 
 class OpenShards:
-    """Opens shards on first use, and again when tables, options or directory have changed; for any thread."""
+    """Opens shards on first use and reopens them after changes of tables, options or directory; thread-safe."""
 
     def __init__(self, executor_directory: Path) -> None:
         self.root = executor_directory
@@ -150,7 +150,7 @@ class OpenShards:
                     )
                     slot.address, slot.wanted_ms = address, 0
                     slot.identity = _identity(directory)
-                # An announcement may wait for its turn: newer ones may have come meanwhile.
+                # Newer announcements may have arrived while this one was waiting.
                 slot.wanted_ms = max(slot.wanted_ms, message.announced_ms)
                 backend = slot.backend
                 slot.users += 1
@@ -201,7 +201,7 @@ class OpenShards:
         return True
 
     def remove_going(self) -> None:
-        """Finish removals that a killed server had begun."""
+        """Finish the removals that a killed server had begun."""
         shutil.rmtree(self.root / GOING, ignore_errors=True)
 
     def _directories(self) -> list[Path]:
@@ -209,7 +209,7 @@ class OpenShards:
             return list(self._slots)
 
     def close(self, timeout_seconds: float) -> None:
-        """Close all shards; leave those open that are still in use after the timeout."""
+        """Close all shards, except shards still in use after the timeout."""
         end_ms = clock.monotonic_ms() + int(timeout_seconds * 1000)
         for directory in self._directories():
             with self._slot(directory) as slot, slot.changed:
@@ -221,7 +221,7 @@ class OpenShards:
 
 
 def _close_if_other(slot: _Slot, address: ShardAddress) -> None:
-    """Close a shard that is open for something else, once it is unused."""
+    """Wait until a shard is unused and close it if it is open for a different address."""
     if slot.is_other(address) and not slot.changed.wait_for(
         lambda: not slot.users or not slot.is_other(address), REPLACE_WITHIN_SECONDS
     ):
@@ -244,15 +244,15 @@ def _close(slot: _Slot) -> None:
 
 @dataclass
 class _Opened:
-    """A storage that is open."""
+    """An open storage."""
 
     storage: ObjectStorage
-    threads: Executor  #: Upload to it. A storage that hangs blocks only its own.
+    threads: Executor  #: Upload threads; a storage that hangs blocks only its own.
     users: int = 0
 
 
 class DurableLogs:
-    """Makes commit logs; for any thread. A storage stays open while in use or needed (`close_unused`)."""
+    """Makes commit logs, from any thread. A storage stays open while in use or needed (see `close_unused`)."""
 
     def __init__(
         self,
@@ -269,7 +269,7 @@ class DurableLogs:
 
     @contextmanager
     def log_of(self, message: Committed) -> Iterator[ObjectCommitLog | None]:
-        """Open the log of a commit's shard for the context; None if nothing is durable."""
+        """Open the log of a commit's shard for the context; yield None if nothing is durable."""
         place = _place_of(message)
         if place is None:
             yield None

@@ -1,4 +1,4 @@
-"""Snapshots in the background, and clean-ups: uploads that no micro-batch waits for.
+"""Background snapshots and clean-ups, for which no micro-batch waits.
 
 A failed snapshot is retried after a later commit, with a pause that doubles; a worker that finds the chain too long
 asks for a snapshot and waits (`write_now`). Each failure is counted, logged, and recorded in durable storage.
@@ -35,7 +35,7 @@ from holdfast.spark_integration.server.open_shards import DurableLogs, OpenShard
 RETRY_AFTER_MS, RETRY_AFTER_MS_MAX = 1_000, 5 * 60_000
 #: A clean-up lists all objects of the shard.
 CLEAN_UP_EVERY_SNAPSHOTS = 4
-#: A version that is gone before its turn is not a failure, unless this many are in a row.
+#: This many consecutive versions dropped before their turn are a failure; fewer are not.
 MISSED_IS_FAILURE = 8
 #: How long a call waits for another snapshot of its shard: a worker, which waits 30 s for it, learns why.
 BUSY_SECONDS = 25.0
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Progress:
-    """What this process remembers of a shard's snapshots; losing it only costs a little extra work."""
+    """In-memory progress of a shard's snapshots; losing it costs only a little extra work."""
 
     seen_ms: int  #: When the shard was first seen, or its last snapshot was written
     #: Consecutive failures, by operation
@@ -58,12 +58,12 @@ class _Progress:
     unsent: SnapshotNews = field(default_factory=SnapshotNews)  #: News since the last answer to an announcement
     #: The micro-batch of the last announcement, and the answer to it
     answered: tuple[int | None, SnapshotNews] = field(default_factory=lambda: (None, SnapshotNews()))
-    put_off: Committed | None = None  #: What was not considered because a worker was having a snapshot written
+    put_off: Committed | None = None  #: A commit postponed while a worker's snapshot was being written
     lock: threading.Lock = field(default_factory=threading.Lock)  #: Held while a snapshot is written
 
 
 class Snapshotting:
-    """Writes snapshots one by one; `run` in its own thread, everything else from any."""
+    """Writes snapshots one by one; call `run` in its own thread, the rest from any thread."""
 
     def __init__(
         self,
