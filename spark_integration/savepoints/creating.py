@@ -231,7 +231,7 @@ def create(
     InvalidArgumentError
         The name is invalid, the location is not a query's, or the query has operators that keep state in Spark.
     ConflictError
-        A savepoint of this name exists or is being made by another process.
+        A savepoint of this name exists, or another process has begun one since.
     NotFoundError
         The micro-batch is not committed, or was purged; the query has no such operator.
     UnavailableError

@@ -407,7 +407,7 @@ def write(
     SchemaMismatchError
         A value cannot be stored without loss.
     ConflictError
-        A savepoint of this name exists or is being made by another process.
+        A savepoint of this name exists, or another process has begun one since.
 
     Notes
     -----
