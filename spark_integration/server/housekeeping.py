@@ -9,8 +9,8 @@ an executor of a moved shard. The only sign is that an operator's calls continue
     operator's calls here    0 1 2 3 0 1 2 3 0 1 3 0 1 3 0 1 3 …        shard 2 was called last
                                                └── a round ─┘           dropped after `IDLE_ROUNDS` rounds
 
-A **round** is as many calls as the operator has local shards. A shard is dropped after `IDLE_ROUNDS` without a call, and
-restored when it comes back: at most N / `IDLE_ROUNDS` of N calls pay for a restore.
+A **round** is as many calls as the operator has local shards. A shard is dropped after `IDLE_ROUNDS` without a call,
+and restored when it comes back: at most N / `IDLE_ROUNDS` of N calls pay for a restore.
 
 An operator without calls has ended, has moved away as a whole, or is waiting for rows. Its shards in RAM are dropped
 after `SILENT_MS`; shards on disk stay for a day, like a dead executor's.
