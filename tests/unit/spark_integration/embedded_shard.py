@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from holdfast import clock
+from holdfast.backends.arrow import rows as arrow_rows
 from holdfast.backends.base import Backend, Pointer
+from holdfast.backends.run import Run
 from holdfast.backends.run_files.memory import MemoryBackend
-from holdfast.mvcc import VersionedStore
+from holdfast.mvcc import Transaction, VersionedStore
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.shard.operator import BatchTimes, ShardFunction, ShardInput
 from holdfast.spark_integration.vectorised.arrow_with_state import ArrowWithState, StateColumns, TimeMode
@@ -129,3 +132,22 @@ def counts_of(batch: ShardBatch, table: str = "state") -> dict[str | None, int]:
 
 def _nothing(batch: ShardBatch) -> None:
     return None
+
+
+def rows_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that grows by the rows of each run scanned by prefix, and of each search among equal hashes."""
+    read: list[int] = []
+    scan_prefix, find_in_crowds = Transaction.scan_prefix, arrow_rows._find_in_crowds
+
+    def counted(*given: Any) -> Iterator[Run]:
+        for run in scan_prefix(*given):
+            read.append(len(run))
+            yield run
+
+    def counted_crowd(*given: Any) -> Any:
+        read.append(len(given[-1]))
+        return find_in_crowds(*given)
+
+    monkeypatch.setattr(Transaction, "scan_prefix", counted)
+    monkeypatch.setattr(arrow_rows, "_find_in_crowds", counted_crowd)
+    return read

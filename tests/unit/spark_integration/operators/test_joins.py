@@ -17,9 +17,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.backends.arrow import crowds
-from holdfast.backends.arrow import rows as arrow_rows
-from holdfast.backends.run import Run
-from holdfast.mvcc import Transaction
 from holdfast.spark_integration import timers
 from holdfast.spark_integration.operators import joins
 from holdfast.spark_integration.operators.joins import AT, IS_LEFT, AsofJoin, Join, JoinSide, KeyedTimes, Near, Sides
@@ -27,7 +24,7 @@ from holdfast.spark_integration.operators.places import Places
 from holdfast.spark_integration.processor.state.variable_tables import JOINED_LEFT, JOINED_RIGHT, LATEST_RIGHT
 from holdfast.spark_integration.tables.entry_rows import Entries, EntryRows
 from holdfast.spark_integration.timers import KeysAtOnce
-from tests.unit.spark_integration.embedded_shard import FunctionShard
+from tests.unit.spark_integration.embedded_shard import FunctionShard, rows_read
 
 TIME = pa.timestamp("us", "UTC")
 KEY = pa.schema([("user", pa.string())])
@@ -174,20 +171,7 @@ def test_a_key_with_very_many_rows_costs_as_its_near_ones(
     made: Callable[[], AbstractContextManager[FunctionShard]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few new rows read those near them, also if one of them is hours late; what is over is found by its key."""
-    read: list[int] = []
-    scan_prefix, find_in_crowds = Transaction.scan_prefix, arrow_rows._find_in_crowds
-
-    def counted(*given: Any) -> Iterator[Run]:
-        for run in scan_prefix(*given):
-            read.append(len(run))
-            yield run
-
-    def counted_crowd(*given: Any) -> Any:
-        read.append(len(given[-1]))
-        return find_in_crowds(*given)
-
-    monkeypatch.setattr(Transaction, "scan_prefix", counted)
-    monkeypatch.setattr(arrow_rows, "_find_in_crowds", counted_crowd)
+    read = rows_read(monkeypatch)
     with made() as one:
         for left in (False, True):
             one.run(joined_table([(left, "ann", 100 * i, i) for i in range(5_000)]), 0)

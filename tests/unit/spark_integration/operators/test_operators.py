@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 
 from holdfast import clock
 from holdfast.backends.arrow import crowds
-from holdfast.backends.arrow import rows as arrow_rows
 from holdfast.backends.base import Found
-from holdfast.backends.run import Keys, Run
+from holdfast.backends.run import Keys
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.errors import SchemaMismatchError
 from holdfast.mvcc import Transaction, VersionedStore
@@ -54,7 +53,7 @@ from holdfast.spark_integration.transport.packed import (
 )
 from holdfast.spark_integration.transport.routes import ROUTE, routes_of, shards_of
 from holdfast.spark_integration.ttl.ends import Ttl
-from tests.unit.spark_integration.embedded_shard import FunctionShard
+from tests.unit.spark_integration.embedded_shard import FunctionShard, rows_read
 
 TIME = pa.timestamp("us", "UTC")
 SPAN = pa.struct([("start", TIME), ("end", TIME)])
@@ -194,20 +193,7 @@ def test_sessions_grow_together_and_go_once_they_are_over(
 
 def test_a_key_with_very_many_sessions_costs_as_its_near_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """New rows read the sessions around them, also far behind the newest; what is over is found by its key."""
-    read: list[int] = []
-    scan_prefix, find_in_crowds = Transaction.scan_prefix, arrow_rows._find_in_crowds
-
-    def counted(*given: Any) -> Iterator[Run]:
-        for run in scan_prefix(*given):
-            read.append(len(run))
-            yield run
-
-    def counted_crowd(*given: Any) -> Any:
-        read.append(len(given[-1]))
-        return find_in_crowds(*given)
-
-    monkeypatch.setattr(Transaction, "scan_prefix", counted)
-    monkeypatch.setattr(arrow_rows, "_find_in_crowds", counted_crowd)
+    read = rows_read(monkeypatch)
     with shard(sessions(), "user") as one:
         starts = [2 * GAP * i for i in range(5_000)]
         one.run(table([("ann", t, t + GAP, 1) for t in starts] + [("cem", t, t + GAP, 1) for t in starts[:5]]), 0)
