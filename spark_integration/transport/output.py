@@ -43,7 +43,8 @@ from holdfast.spark_integration.transport.python_stage import prepared
 
 #: From so many shards on, each a task of every micro-batch, a Python stage that unpacks costs more than it saves. With
 #: two, lists took 1.06 and 1.09 times the CPU of blobs for 1,000 rows, and 1.09 times for a million: more of the JVM.
-#: Once that has compiled the code, 1.00 and 0.93 times for 1,000, but what a million takes then is not known.
+#: Once that has compiled the code, it is a draw: 0.95 and 1.00 times the wall time for 1,000 rows, 1.03 and 1.08 for
+#: 100,000, and 0.92 for a million (one idle turn).
 MANY_SHARDS = 64
 #: Of one list: Spark's JVM holds it as an array of rows, of which each takes 24 bytes and more, however small in Arrow.
 _LISTED_ROWS_MAX = 1 << 17
