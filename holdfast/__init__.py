@@ -1,8 +1,7 @@
 """Stateful PySpark streaming, with state kept outside Spark's state store.
 
-``import holdfast`` gives the public names below and loads none of their modules before they are used:
-``import holdfast.errors`` in a Spark worker costs neither pyspark nor pyarrow. A new public name goes
-in `_NAMES` and in the block for type checkers; a test keeps the two equal.
+The public names below are imported on first use, so that ``import holdfast.errors`` in a Spark worker loads neither
+pyspark nor pyarrow. Add a public name to `_NAMES` and to the block for type checkers; a test compares them.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ if TYPE_CHECKING:
     from holdfast.spark_integration.vectorised.state import ShardState as ShardState
     from holdfast.spark_integration.vectorised.state import ShardTimers as ShardTimers
 
-# By module, the public names that it defines, imported when they are first used (PEP 562).
+# Public names by the module that defines them, imported on first use (PEP 562).
 _NAMES = {
     "backends.base": "Pointer",
     "errors": (

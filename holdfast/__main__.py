@@ -1,4 +1,4 @@
-"""``python -m holdfast``: the command line, where the script ``holdfast`` is not on the PATH."""
+"""``python -m holdfast``: the command line, for when the script ``holdfast`` is not on the PATH."""
 
 from holdfast.cli import main
 

@@ -1,7 +1,7 @@
-"""The command line, ``holdfast``: each command lives in the module that the table names.
+"""The command line, ``holdfast``.
 
-A command's module is imported when the command runs, so that ``holdfast --help`` is fast. An error of holdfast ends the
-command with its message and exit status 2, without a traceback: 1 means that a command ran and found a problem, such as
+A command's module is imported on demand, so that a command does not load the packages of others. A `HoldfastError` ends
+the command with its message and exit status 2, without a traceback; status 1 means that it found a problem, such as
 damage.
 """
 
@@ -17,7 +17,7 @@ from holdfast import distribution
 from holdfast.backends.options import did_you_mean
 from holdfast.errors import HoldfastError, InvalidArgumentError
 
-# Command: the module and the click command in it.
+# The module and click command of each command.
 _COMMANDS = {
     "bench": "holdfast.benches.command:bench",
     "clone": "holdfast.commands.savepoint:clone",
@@ -34,11 +34,11 @@ _COMMANDS = {
     "ui": "holdfast.ui.command:ui",
     "verify": "holdfast.commands.verify:verify",
 }
-# What `holdfast savepoint` alone has.
-_OF_SAVEPOINTS = {"create", "delete", "from-spark", "list", "restore", "show"}
-# Commands with packages that only an extra of the same name installs.
+# Subcommands that only `holdfast savepoint` has.
+_SAVEPOINT_COMMANDS = {"create", "delete", "from-spark", "list", "restore", "show"}
+# Commands that need the extra of the same name.
 _EXTRAS = {"bench"}
-# What an installation beside a Spark that came without pip leaves out, docs/deploy.md.
+# Missing if pip did not install Spark: docs/deploy.md.
 _SPARK = {"pyspark", "py4j"}
 
 
@@ -60,19 +60,19 @@ class _LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in _COMMANDS and args[0][:1].isalpha():
-            below = f"; did you mean 'savepoint {args[0]}'?" if args[0] in _OF_SAVEPOINTS else ""
+            below = f"; did you mean 'savepoint {args[0]}'?" if args[0] in _SAVEPOINT_COMMANDS else ""
             ctx.fail(f"no such command: {args[0]!r}{below or did_you_mean(args[0], _COMMANDS)}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
-        except ModuleNotFoundError as exc:  # of what a command imports when it needs it
+        except ModuleNotFoundError as exc:  # from an import inside a command
             raise _needs_packages(str(ctx.invoked_subcommand), exc) from exc
 
 
 def _needs_packages(name: str, missing: ModuleNotFoundError) -> InvalidArgumentError:
-    """Return the error that names a command's missing packages; reraise if it should have them."""
+    """Return the error that says how to install a missing package; raise `missing` if no extra provides it."""
     package = (missing.name or "").partition(".")[0]
     if package in _SPARK:
         return InvalidArgumentError(
@@ -88,15 +88,15 @@ def _needs_packages(name: str, missing: ModuleNotFoundError) -> InvalidArgumentE
 
 
 def _not_installed(name: str, error: InvalidArgumentError) -> click.Command:
-    """Return a stand-in for a command that lacks packages: help lists it, and any call names them."""
+    """Return a placeholder for a command with missing packages: help lists it, and running it raises `error`."""
 
-    def say(**_: object) -> None:
+    def fail(**_: object) -> None:
         raise error
 
     missing = error.facts["missing"]
     return click.Command(
         name,
-        callback=say,
+        callback=fail,
         params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
         context_settings={"ignore_unknown_options": True, "help_option_names": []},
         help=f"Not installed: needs {missing if missing in _SPARK else f'{distribution.NAME}[{name}]'}.",
@@ -109,25 +109,25 @@ def group() -> None:
     """Inspect, back up, move and repair the state of PySpark streaming queries."""
 
 
-class _HarmlessLines(logging.Formatter):
+class _PrintableFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return _harmless(super().format(record))
+        return _printable(super().format(record))
 
 
 def main() -> None:
     """Run the command line."""
-    if logging.lastResort is not None:  # prints warnings, since no command sets logging up
-        logging.lastResort.setFormatter(_HarmlessLines())
+    if logging.lastResort is not None:  # prints warnings, since commands do not configure logging
+        logging.lastResort.setFormatter(_PrintableFormatter())
     try:
         distribution.require_no_namesake()
         group(prog_name="holdfast")
     except HoldfastError as exc:
-        click.echo(f"holdfast: {_harmless(str(exc))}", err=True)
+        click.echo(f"holdfast: {_printable(str(exc))}", err=True)
         sys.exit(2)
 
 
-def _harmless(text: str) -> str:
-    """Return text without control characters; others may have written it."""
+def _printable(text: str) -> str:
+    """Escape control characters, which text from a storage may contain."""
     from holdfast.commands.target import printable
 
     return "\n".join(map(printable, text.splitlines()))

@@ -13,22 +13,22 @@ import uuid
 
 
 def now_ms() -> int:
-    """Return the wall-clock time in ms since 1970; it may jump, so it only serves as a label."""
+    """Return the wall-clock time in ms since 1970, for labels: it may jump."""
     return time.time_ns() // 1_000_000
 
 
 def monotonic_ms() -> int:
-    """Return ms since an arbitrary moment; never goes back, so it measures durations."""
+    """Return ms since an arbitrary moment, for durations: it never goes back."""
     return time.monotonic_ns() // 1_000_000
 
 
 def monotonic_ns() -> int:
-    """Return nanoseconds since an arbitrary moment, for durations under a millisecond."""
+    """Return nanoseconds since an arbitrary moment, for durations below a millisecond."""
     return time.monotonic_ns()
 
 
 def sleep_ms(milliseconds: int) -> None:
-    """Put the calling thread to sleep."""
+    """Suspend the calling thread."""
     time.sleep(milliseconds / 1000)
 
 
@@ -38,7 +38,7 @@ def chance() -> float:
 
 
 def new_id() -> str:
-    """Return 16 random hexadecimal characters (64 bits), different in every process, forks included."""
+    """Return 16 random hexadecimal characters (64 bits), which differ between processes, even after a fork."""
     return secrets.token_hex(8)
 
 

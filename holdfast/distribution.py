@@ -21,7 +21,7 @@ VERSION = "0.1.0"
 NAMESAKE = "holdfast"
 
 _FIRST_MODULE = Path(__file__).with_name("__init__.py")
-_CURE = f"pip uninstall {NAMESAKE}, then pip install --force-reinstall --no-deps {NAME}"
+_FIX = f"pip uninstall {NAMESAKE}, then pip install --force-reinstall --no-deps {NAME}"
 
 
 def pip_install(extra: str) -> str:
@@ -49,7 +49,7 @@ def refuse_old_spark(exc: ImportError) -> None:
     if (exc.name or "").startswith("pyspark.") and major.isdecimal() and int(major) < 4:
         folder = Path(str(getattr(pyspark, "__file__", None))).parent
         raise ImportError(
-            f"{NAME} needs Spark 4.0 or later, and this Python has PySpark {version} in {folder}", name=exc.name
+            f"{NAME} needs Spark 4.0 or later, but this Python has PySpark {version} in {folder}", name=exc.name
         ) from exc
 
 
@@ -59,12 +59,12 @@ def require_no_namesake() -> None:
     first = sys.modules["holdfast"]
     if not hasattr(first, "_EXPORTS"):
         raise ConflictError(
-            f"`import holdfast` finds another project's package, not {NAME}: {_CURE}", module=first.__file__
+            f"`import holdfast` finds another project's package, not {NAME}: {_FIX}", module=first.__file__
         )
     if (other := _namesake()) is not None:
         warnings.warn(
-            f"{NAMESAKE} {other}, another project, is installed in the folder of {NAME}, and breaks it when it is "
-            f"upgraded or removed: {_CURE}",
+            f"{NAMESAKE} {other}, another project, is installed in the folder of {NAME}; upgrading or removing it "
+            f"breaks {NAME}: {_FIX}",
             stacklevel=3,
         )
 

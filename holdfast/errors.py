@@ -35,8 +35,8 @@ class HoldfastError(Exception):
     message : str
         What is wrong and what to do about it, lower case, without a full stop.
     **facts : object
-        The facts behind the message, in display order. Anything but a string, number, boolean or None is kept as its
-        text, so that the error always pickles.
+        The facts behind the message, in display order. Values other than strings, numbers, booleans and None are
+        converted to strings, so that the error always pickles.
     """
 
     retryable: ClassVar[bool] = False
@@ -87,7 +87,7 @@ class SchemaMismatchError(HoldfastError):
 
 
 class StateLostError(HoldfastError):
-    """State that a pointer names, or results that a decision names, are gone: bring them back, or start over."""
+    """State or results that a pointer or a decision refers to are gone: restore them, or start over."""
 
 
 def class_of(name: str, default: type[HoldfastError]) -> type[HoldfastError]:
@@ -97,12 +97,12 @@ def class_of(name: str, default: type[HoldfastError]) -> type[HoldfastError]:
 
 
 def _plain(value: object) -> Fact:
-    # Exact types: a subclass (an enum, numpy's float64) may not unpickle where the error arrives.
+    # Exact types: a subclass (an enum, numpy's float64) may not unpickle in the receiving process.
     return value if type(value) in (str, int, float, bool, type(None)) else str(value)  # type: ignore[return-value]
 
 
 def _shown(value: Fact) -> str:
-    # Quoted if the end of the value would be unclear.
+    # Quoted if the value's end would be ambiguous.
     if isinstance(value, str) and (not value or any(c.isspace() or c == "=" for c in value)):
         return repr(value)
     return str(value)

@@ -3,7 +3,7 @@
 ::
 
     a persisting failure, lost state, starts that commit nothing         ─▶  failing
-    seen within its pace, and its processes have not ended               ─▶  running
+    active within its pace, and its processes have not ended             ─▶  running
     its processes have ended; or it pauses no longer than usual          ─▶  stopped
     restored, rescaled or cloned, and not started yet                    ─▶  stopped
     anything else: silent for longer than its pace, for no known reason  ─▶  stale
@@ -14,8 +14,8 @@ been silent for twice as long as usual.
 
 The signs and their sources; none needs a response from the query::
 
-    state directory     <operator>/claims/…     its runs: begun when, seen when, at which micro-batch, which driver
-                        shard-…/commits/…       the last time something was stored
+    state directory     <operator>/claims/…     its runs: start, last activity, micro-batch, driver
+                        shard-…/commits/…       when something was last stored
                         shard-…/troubles/…      what failed
     checkpointLocation  offsets/, commits/      when each retained micro-batch was planned and committed
     this machine        the processes of runs; state servers, with the rows of the last micro-batches
@@ -50,27 +50,27 @@ SHOWN_MAX = 20
 #: Shown as the last sign of work if the claim is the newest sign.
 BY_CLAIM = "its claim in the state directory"
 State = Literal["running", "stopped", "stale", "failing"]
-#: The number of last micro-batches that determine the pace.
+#: The pace is determined from this many last micro-batches.
 RECENT = 20
-#: This many starts without a commit are a failure: the first may have been killed, the second may still run.
+#: This many starts without a commit are a failure: the first may have been killed, the second may still be running.
 STARTS_IN_VAIN = 3
-_NAME_IT = "pass the query's checkpointLocation as well"
-#: By table, its ``key`` and ``value`` columns as name and type.
+_GIVE_LOCATION = "pass the query's checkpointLocation as well"
+#: Names and types of the ``key`` and ``value`` columns, by table.
 SparkTables = dict[str, dict[str, list[tuple[str, str]]]]
 
 
 def count(value: float) -> str:
-    """Return a whole number with thousands separators."""
+    """Format a whole number with thousands separators."""
     return f"{value:,.0f}"
 
 
 def counted(value: float, noun: str) -> str:
-    """Return a number and its noun: 1 commit, 2 commits."""
+    """Format a number with its noun: 1 commit, 2 commits."""
     return f"{count(value)} {noun}{'' if value == 1 else 's'}"
 
 
 def duration(ms: float) -> str:
-    """Return a duration in its one or two largest units: 3 min 20 s."""
+    """Format a duration in its one or two largest units: 3 min 20 s."""
     if ms < 1_000:
         return f"{ms:.0f} ms"
     for place, (unit_ms, name) in enumerate(_UNITS):
@@ -82,17 +82,17 @@ def duration(ms: float) -> str:
 
 
 def ago(at_ms: int, now_ms: int) -> str:
-    """Return the time since a moment in words; the future counts as now, since clocks differ a little."""
+    """Format the time since a moment; the future counts as now, since clocks differ a little."""
     return "now" if now_ms - at_ms < 1_000 else f"{duration(now_ms - at_ms)} ago"
 
 
 def times(value: float) -> str:
-    """Return a factor in words."""
+    """Format a factor: 1.5 times."""
     return f"{value:,.0f} times" if value >= 100 else f"{value:.1f} times"
 
 
 def percent(share: float) -> str:
-    """Return a fraction in percent."""
+    """Format a fraction as a percentage."""
     return "under 1 %" if 0 < share < 0.01 else f"{share:.0%}".replace("%", " %")
 
 
@@ -129,13 +129,13 @@ class Failure:
 
 
 def reports(shards: Iterable[ShardListing], committed: int | None = None) -> list[Report]:
-    """Return persisting failures, newest first; failures before the `committed` micro-batch are over."""
+    """Return the persisting failures, newest first; those of micro-batches up to `committed` are resolved."""
     found = [Report(o.modified_ms, shard.prefix, o.key) for shard in shards for o in shard.troubles]
-    return sorted(still(found, committed), reverse=True)
+    return sorted(persisting(found, committed), reverse=True)
 
 
-def still(found: Iterable[Report], committed: int | None) -> Iterator[Report]:
-    """Yield the reports except those of micro-batches that have been committed since."""
+def persisting(found: Iterable[Report], committed: int | None) -> Iterator[Report]:
+    """Yield the reports, except those of micro-batches that have since been committed."""
     return (one for one in found if one.batch_id is None or committed is None or one.batch_id > committed)
 
 
@@ -157,28 +157,28 @@ def read_failures(storage: ObjectStorage, of: Iterable[Report]) -> list[Failure]
 
 @dataclass(frozen=True)
 class QueryRun:
-    """One start of a query."""
+    """One run of a query, from a start."""
 
     run_id: str
     started_ms: int  #: By the clock of the machine that started it
-    seen_ms: int  #: The last sign of work, by the store's clock
-    batch_id: int | None  #: The micro-batch it ran then; None if unknown
+    seen_ms: int  #: When it was last active, by the store's clock
+    batch_id: int | None  #: The micro-batch that it last ran; None if unknown
     has_ended: bool | None  #: Whether its driver has ended; None if this machine cannot tell
 
 
 @dataclass(frozen=True)
 class Signs:
-    """What is known of a query."""
+    """What is known about a query."""
 
-    runs: tuple[QueryRun, ...] = ()  #: The runs of the last day that claims show, newest last
+    runs: tuple[QueryRun, ...] = ()  #: The runs of the last day, from claims, newest last
     stored_ms: int = 0  #: The last time an operator stored a commit or snapshot; 0 if never
     #: The query's own micro-batches that Spark retains, ascending; None if its location is unknown
     log: tuple[LoggedTimes, ...] | None = None
     #: The last micro-batches known to state servers on this machine, newest first
     measured: tuple[RecentBatch, ...] = ()
     reports: tuple[Report, ...] = ()  #: Failures, resolved ones included, newest first
-    lost: str = ""  #: Why the query's state cannot be used; empty if nothing is known against it
-    awaits_start: bool = False  #: Whether it was restored, rescaled or cloned, and not yet claimed by a run
+    lost: str = ""  #: Why the query's state cannot be used; empty if it can be, as far as known
+    awaits_start: bool = False  #: Whether it was restored, rescaled or cloned, and no run has claimed it yet
 
     @property
     def run(self) -> QueryRun | None:
@@ -197,7 +197,7 @@ class Signs:
 
     @property
     def committed_id(self) -> int | None:
-        """The last micro-batch known to be committed: the one before a run's current one."""
+        """The last micro-batch known to be committed; a run's current micro-batch implies that the previous is."""
         known = [run.batch_id - 1 for run in self.runs if run.batch_id is not None]
         known += [one.batch_id - 1 for one in self.measured if one.batch_id is not None]
         known += [self.committed.batch_id] if self.committed else []
@@ -206,11 +206,11 @@ class Signs:
     @property
     def failing(self) -> tuple[Report, ...]:
         """The failures that persist, newest first."""
-        return tuple(still(self.reports, self.committed_id))
+        return tuple(persisting(self.reports, self.committed_id))
 
     @property
     def seen(self) -> tuple[int, str]:
-        """The last sign of work and its source; (0, "") if none."""
+        """The time and source of the last activity; (0, "") if unknown."""
         signs = [(self.stored_ms, "the newest stored commit")]
         signs += [(self.run.seen_ms, BY_CLAIM)] if self.run else []
         signs += [(one.batch_ms, "a state server on this machine") for one in self.measured[:1]]
@@ -224,8 +224,8 @@ class OperatorSigns:
     """The signs in one operator's directory."""
 
     name: str
-    record: OperatorRecord | HoldfastError  #: The error if it is damaged, or was deleted since the listing
-    claim: Claim | None = None  #: The newest; None if there is none, or it cannot be read
+    record: OperatorRecord | HoldfastError  #: An error if it is damaged, or was deleted since the listing
+    claim: Claim | None = None  #: The newest; None if absent or unreadable
     stored_ms: int = 0  #: As in `Signs`
     reports: tuple[Report, ...] = ()
     awaits_start: bool = False  #: As in `Signs`
@@ -249,7 +249,7 @@ class OperatorSigns:
 
     @property
     def query_id(self) -> str:
-        """The owning query or, if the record cannot be read, the last to claim it; empty if unknown."""
+        """The owning query or, if the record is unreadable, the last to claim the operator; empty if unknown."""
         owner = self.record if isinstance(self.record, OperatorRecord) else self.claim
         return owner.query_id if owner else ""
 
@@ -262,8 +262,8 @@ def origin_of(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
         return None
 
 
-def of_its_own(log: Iterable[LoggedTimes], origin: QueryOrigin | None) -> list[LoggedTimes]:
-    """Return the micro-batches a query ran itself: a restore's entries have the time of the restore."""
+def own_batches(log: Iterable[LoggedTimes], origin: QueryOrigin | None) -> list[LoggedTimes]:
+    """Return the micro-batches that a query ran itself; a restore's log entries have the time of the restore."""
     first = origin.first_batch if origin else 0
     return [one for one in log if one.batch_id >= first]
 
@@ -274,7 +274,7 @@ def signs_of(
     log: Sequence[LoggedTimes] | None,
     live: Iterable[RecentBatch],
 ) -> Signs:
-    """Return a query's signs; `log`: see `of_its_own`; `live`: from this machine's state servers."""
+    """Return a query's signs; `log`: see `own_batches`; `live`: from this machine's state servers."""
     lost = [one.name for one in operators if isinstance(one.record, HoldfastError)]
     return Signs(
         runs_of((one.claim for one in operators if one.claim), query_id),
@@ -319,15 +319,15 @@ class Pace:
     """The pace of a query, from its last micro-batches."""
 
     batches: int = 0  #: Number of micro-batches considered; 0 if unknown
-    between_ms: float | None = None  #: The usual time between two
-    takes_ms: float | None = None  #: The usual duration of one
-    span_ms: int = 0  #: The time between the first and the last
-    pause_ms: float | None = None  #: The usual pause, if there were at least two
+    between_ms: float | None = None  #: Median time between micro-batches
+    takes_ms: float | None = None  #: Median duration of a micro-batch
+    span_ms: int = 0  #: Time from the first to the last
+    pause_ms: float | None = None  #: Median pause, if there were at least two
     known_from: str = ""
 
     @property
     def silence_ms(self) -> float:
-        """The longest silence of a running query."""
+        """How long a running query may be silent."""
         return max(ALIVE_MS, 2 * (self.between_ms or 0), 4 * (self.takes_ms or 0))
 
 
@@ -337,7 +337,7 @@ class Verdict:
 
     state: State
     since_ms: int  #: 0 if unknown
-    why: str  #: In a sentence or two
+    why: str  #: One or two sentences
     failure: Report | None = None  #: The newest persisting failure
 
 
@@ -416,12 +416,12 @@ def _running(signs: Signs, now_ms: int) -> Verdict:
     since_ms = signs.run.started_ms if signs.run else 0
     if signs.planned:
         number, at_ms = signs.planned.batch_id, signs.planned.planned_ms
-        return Verdict("running", since_ms, f"Micro-batch {number:,} is at work, planned {ago(at_ms, now_ms)}.")
+        return Verdict("running", since_ms, f"Micro-batch {number:,} is running, planned {ago(at_ms, now_ms)}.")
     if signs.committed and signs.committed.committed_ms:
         number, at_ms = signs.committed.batch_id, signs.committed.committed_ms
         return Verdict("running", since_ms, f"Micro-batch {number:,} was committed {ago(at_ms, now_ms)}.")
     seen_ms, shown_by = signs.seen
-    return Verdict("running", since_ms, f"Last seen at work {ago(seen_ms, now_ms)}, according to {shown_by}.")
+    return Verdict("running", since_ms, f"Last active {ago(seen_ms, now_ms)}, according to {shown_by}.")
 
 
 def _starts_in_vain(signs: Signs) -> Verdict | None:
@@ -441,19 +441,17 @@ def _starts_in_vain(signs: Signs) -> Verdict | None:
 
 
 def _at_rest(signs: Signs, pace: Pace, now_ms: int) -> Verdict | None:
-    """Return a verdict of stopped or stale; None if the query is at work."""
+    """Return a verdict of stopped or stale; None if the query is active."""
     seen_ms, shown_by = signs.seen
     if not seen_ms:
-        return Verdict("stale", 0, "The query has never been seen at work: no micro-batch, claim or commit.")
+        return Verdict("stale", 0, "The query has never been active: there is no micro-batch, claim or commit.")
     silent_ms = max(now_ms - seen_ms, 0)  # the store's clock may be ahead
     has_ended = signs.run.has_ended if signs.run and signs.run.seen_ms >= seen_ms - ALIVE_MS else None
     if not has_ended and silent_ms <= pace.silence_ms:
         return None
     silence = f"No micro-batch for {duration(silent_ms)}, according to {shown_by}"
-    if shown_by == BY_CLAIM:  # it may have worked for two more minutes
-        silence = (
-            f"Last seen at work {ago(seen_ms, now_ms)}, according to {shown_by}, which is renewed every two minutes"
-        )
+    if shown_by == BY_CLAIM:  # it may have been active for two more minutes
+        silence = f"Last active {ago(seen_ms, now_ms)}, according to {shown_by}, which is renewed every two minutes"
     left = f" Micro-batch {signs.planned.batch_id:,} is planned and not committed." if signs.planned else ""
     if pace.pause_ms and silent_ms > 2 * pace.pause_ms:
         return Verdict("stale", seen_ms, f"{silence}; it usually pauses for {duration(pace.pause_ms)}.{left}")
@@ -471,10 +469,10 @@ def _at_rest(signs: Signs, pace: Pace, now_ms: int) -> Verdict | None:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a query."""
+    """A figure about a query, with its source."""
 
     name: str
-    value: str  #: ``unknown`` if it is unknown
+    value: str  #: ``unknown`` without a source
     known_from: str  #: Its source, or why it is unknown
 
 
@@ -508,7 +506,7 @@ def health_of(
     )
     rows, left = _rows(signs), _left(signs)
     figures: tuple[Figure, ...] = (_often(pace, signs), rows, _takes(pace, signs), left)
-    if found.state == "stopped":  # no program is left to provide them
+    if found.state == "stopped":  # no process can provide them
         figures = tuple(one for one in figures if one.value != "unknown" or one not in (rows, left))
     return Health(
         query_id, tuple(operators), found.state, found.since_ms, found.why, figures, newest, signs.committed_id
@@ -519,7 +517,9 @@ def _often(pace: Pace, signs: Signs) -> Figure:
     name = "Micro-batches per minute"
     if pace.batches < 2 or not pace.span_ms:
         is_known = pace.known_from or signs.log is not None
-        return Figure(name, "unknown", "fewer than two consecutive micro-batches are known" if is_known else _NAME_IT)
+        return Figure(
+            name, "unknown", "fewer than two consecutive micro-batches are known" if is_known else _GIVE_LOCATION
+        )
     often = (pace.batches - 1) / pace.span_ms * 60_000
     value = f"{often:,.1f}" if often >= 0.1 else f"one in {duration(60_000 / often)}"
     return Figure(name, value, f"over the last {pace.batches} uninterrupted micro-batches, from {pace.known_from}")
@@ -539,7 +539,9 @@ def _rows(signs: Signs) -> Figure:
 def _takes(pace: Pace, signs: Signs) -> Figure:
     name = "Micro-batch duration"
     if pace.takes_ms is None:
-        return Figure(name, "unknown", _NAME_IT if signs.log is None else "Spark's log has no committed micro-batch")
+        return Figure(
+            name, "unknown", _GIVE_LOCATION if signs.log is None else "Spark's log has no committed micro-batch"
+        )
     if not pace.between_ms:
         return Figure(name, duration(pace.takes_ms), "from plan to commit, in Spark's log")
     share = min(pace.takes_ms / pace.between_ms, 1)
@@ -552,11 +554,11 @@ def _takes(pace: Pace, signs: Signs) -> Figure:
 
 
 def _left(signs: Signs) -> Figure:
-    """Return the planned, uncommitted input: Spark logs how far it has read, not what its sources still hold."""
+    """Return the planned, uncommitted input: Spark logs what it has read, not what its sources still hold."""
     name = "Pending input"
     if signs.planned:
         return Figure(name, f"micro-batch {signs.planned.batch_id:,}", "planned and not committed, in Spark's log")
-    known_from = "Spark's log has what was read, not what is still waiting: see sources in query.lastProgress"
+    known_from = "Spark's log shows what was read, not what is pending: see sources in query.lastProgress"
     return Figure(name, "unknown", known_from)
 
 

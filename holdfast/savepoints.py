@@ -119,14 +119,14 @@ def diff(
     name, other : str
         The earlier and the later savepoint.
     keys : int
-        The most differing keys to return, per table and kind.
+        The largest number of differing keys to return, per table and kind.
     other_target : str or pathlib.Path, optional
         The other savepoint's directory; by default the first's.
 
     Returns
     -------
     tuple of list of str and list of TableDifference
-        The differences outside the state, in words, and those of each table of the operators both have.
+        The differences outside the state, as sentences, and those of each table, for the operators in both.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 """Settings from Spark's configuration, as plain values.
 
-Everything under ``spark.holdfast.`` belongs to holdfast. Unknown keys are refused: a misspelt one would silently do
-nothing. The values travel to the workers with the operator, except those under ``spark.holdfast.storage.``, which may
-be credentials: a worker reads them from its task's properties, and only their names are kept here. Each sink checks its
+Everything under ``spark.holdfast.`` belongs to holdfast. Unknown keys are refused: a misspelt key would silently have
+no effect. Settings are sent to workers with the operator, except values under ``spark.holdfast.storage.``, which may be
+credentials: a worker reads them from its task's properties, and `Settings` holds only their names. Each sink checks its
 own options under ``spark.holdfast.sink.<name>.``.
 """
 
@@ -19,11 +19,11 @@ from holdfast.snapshotter.storage.options import parse_url
 
 PREFIX = "spark.holdfast."
 STORAGE_PREFIX = PREFIX + "storage."
-#: Followed by a sink's name, a dot and an option; never kept here, as some are credentials.
+#: Precedes a sink's name, a dot and an option. `Settings` omits these: some are credentials.
 SINK_PREFIX = PREFIX + "sink."
 RETAINED = "spark.sql.streaming.minBatchesToRetain"
 APPLICATION = "spark.app.id"
-#: Per operator. Each is a row of Spark's state and part of every task's plan.
+#: Limit per operator: each shard is a row of Spark's state and part of every task's plan.
 MOST_SHARDS = 1 << 16
 
 TimeoutRule = Literal["documented", "spark"]
@@ -39,7 +39,7 @@ def _location(value: str) -> str:
     try:
         return str(parse_url(_text(value)))
     except InvalidArgumentError as exc:
-        # Without the value: it may hold a credential.
+        # Omits the value, which may contain a credential.
         raise InvalidArgumentError(f"{PREFIX}state.dir cannot be used: {exc.message}", **exc.facts) from None
 
 
@@ -101,7 +101,7 @@ class Settings:
     local_dir: str | None = _setting("local.dir", _directory, None)
     timeouts: TimeoutRule = _setting("timeouts", _one_of("documented", "spark"), "documented")
     frame_templates: bool = _setting("pandas.frameTemplates", _flag, True)
-    shards: int | None = _setting("shards", _whole(most=MOST_SHARDS, hint=": one for each task slot is enough"), None)
+    shards: int | None = _setting("shards", _whole(most=MOST_SHARDS, hint=": one per task slot is enough"), None)
     allow_new: tuple[str, ...] = _setting("restore.allowNew", _names, ())
     snapshot_max_commits: int = _setting("snapshot.maxCommits", _whole(), 20)
     snapshot_max_bytes: int | None = _setting("snapshot.maxBytes", parse_size, None)
@@ -111,24 +111,24 @@ class Settings:
     metrics_in_progress: bool = _setting("metrics.inProgress", _flag, False)
     metrics_port: int | None = _setting("metrics.port", _whole(1024, 65535), None)
     metrics_address: str = _setting("metrics.address", _text, "127.0.0.1")
-    retained_versions: int = 100  #: Versions the query may go back: `RETAINED`
+    retained_versions: int = 100  #: How many versions the query may go back: `RETAINED`
     application: str = ""  #: Spark's id of the application that runs the query
     driver: str = ""  #: The process that defined and runs the query; empty over Spark Connect
-    #: How a task reports to that process (`holdfast.spark_integration.shard.news`); empty elsewhere
+    #: Pickled accumulator for reports to that process (`holdfast.spark_integration.shard.news`); may be empty
     news: bytes = field(default=b"", repr=False)
-    storage_names: tuple[str, ...] = ()  #: Below ``spark.holdfast.storage.``; their values are never kept here
+    storage_names: tuple[str, ...] = ()  #: Below ``spark.holdfast.storage.``; values are omitted
     backend_options: Mapping[str, str] = field(default_factory=dict)  #: Below ``spark.holdfast.<backend>.``
 
     @classmethod
     def parse(cls, configuration: Mapping[str, str], backends: Collection[str] = ()) -> Settings:
         """Read the keys below ``spark.holdfast.``; ignore others. Raises `InvalidArgumentError`.
 
-        `backends`: names of the known backends; the chosen one checks its own options.
+        `backends`: names of the known backends; the chosen backend checks its own options.
         """
         known = {f.metadata["key"]: f for f in fields(cls) if f.metadata}
         values: dict[str, Any] = {}
         storage_names = []
-        # With the chosen backend: if it is unknown, the user should see that error first.
+        # Includes the chosen backend: if it is unknown, that error comes before those of its options.
         named = {*backends, configuration.get(PREFIX + "backend", cls.backend).strip()}
         options: dict[str, dict[str, str]] = {name: {} for name in named}
         for full_key, value in configuration.items():
@@ -163,18 +163,16 @@ class Settings:
 
 
 def _check_sink_key(full_key: str) -> None:
-    """Refuse keys that cannot be a sink's option; only its query knows whether the sink exists."""
+    """Refuse keys that cannot be a sink's option; only the query can check that the sink exists."""
     name, _, option = full_key.removeprefix(SINK_PREFIX).partition(".")
     if not name or not option:
-        raise InvalidArgumentError(
-            f"unknown setting {full_key!r}: a sink's options are {SINK_PREFIX}<name>.<option>, with the sink's name"
-        )
+        raise InvalidArgumentError(f"unknown setting {full_key!r}: a sink's options are {SINK_PREFIX}<name>.<option>")
 
 
 def _retained(value: str) -> int:
     try:
         return max(1, int(value))
-    except ValueError as exc:  # Spark checks a session's setting, but not a stream's option
+    except ValueError as exc:  # Spark checks a session's setting but not a stream's option
         raise InvalidArgumentError(f"{RETAINED} cannot be {value!r}: it must be a whole number") from exc
 
 

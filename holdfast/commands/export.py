@@ -4,9 +4,9 @@ This process writes Parquet and CSV itself, shard by shard, without Spark:
 
 ::
 
-    a query's shards, or a savepoint's pieces ──▶ Arrow batches, as Spark would get them ──▶ part-00000.parquet, …
+    a query's shards, or a savepoint's pieces ──▶ Arrow batches, as for Spark ──▶ part-00000.parquet, …
 
-The directory must be new. An export that fails takes its files away.
+The directory must be new. A failed export deletes its files.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def write_files(
     kind: Kind,
     on_rows: Callable[[int], object] = lambda _rows: None,
 ) -> None:
-    """Write rows into a new directory."""
+    """Write rows into an empty directory; on failure, delete the files."""
     if target.list(""):
         raise ConflictError("the directory is not empty: name a new one", to=target.url)
     written: list[str] = []
@@ -122,7 +122,7 @@ def export(
 
     LOCATION is a savepoint: its directory, a slash, and its name; or the checkpointLocation or state directory of a
     query, which may be running. This process writes Parquet and CSV, one shard after another; Spark writes Delta
-    tables, and everything with --conf.
+    tables and, with --conf, any format.
     """
     places = places_of_query(context, options)
     if places is None and batch_id is not None:
@@ -176,7 +176,7 @@ def _frame(spark: SparkSession, what: ReadOptions) -> DataFrame:
 
 
 def places_of_query(context: click.Context, options: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the places of LOCATION's query; None for a savepoint, even if HOLDFAST_STATE_DIR is set."""
+    """Return the checkpoint location and state directory of a query; None for a savepoint, whatever the environment."""
     location, state_dir, operator = (context.params[name] for name in ("location", "state_dir", "operator"))
     is_given = context.get_parameter_source("state_dir") is ParameterSource.COMMANDLINE
     query_id = None if is_given else query_at(location, options)
@@ -194,7 +194,7 @@ def places_of_query(context: click.Context, options: Mapping[str, str]) -> tuple
 
 def _is_savepoint(location: str, options: Mapping[str, object]) -> bool:
     directory, name = savepoint_place(location)
-    with suppress(HoldfastError), open_storage(directory, options) as target:  # whoever reads it says what is wrong
+    with suppress(HoldfastError), open_storage(directory, options) as target:  # reading it reports the error
         return find_savepoint(target, name) is not None
     return False
 
@@ -212,7 +212,7 @@ def write(frame: DataFrame, target: str, kind: str) -> None:
 
 @contextmanager
 def errors_of_spark() -> Iterator[None]:
-    """Raise Spark's errors as holdfast's; holdfast's own errors, raised inside Spark, stay unchanged."""
+    """Convert Spark's errors to holdfast's, and unwrap holdfast's own errors that Spark wrapped."""
     from pyspark.errors import AnalysisException, PySparkException
 
     try:
@@ -223,7 +223,7 @@ def errors_of_spark() -> Iterator[None]:
 
 
 def _summary(error: PySparkException) -> str:
-    """Return the line that says what failed: a worker traceback's last, else the first."""
+    """Return the line that says what failed: the last of a worker's traceback, else the first."""
     _, is_traceback, traced = str(error).partition("Traceback (most recent call last):\n")
     lines = [line for line in (traced or str(error)).splitlines() if line.strip()]
     raised = [line for line in lines if not line[0].isspace()] if is_traceback else lines

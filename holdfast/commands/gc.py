@@ -34,10 +34,10 @@ _HOUR_MS = 60 * 60_000
 
 @dataclass
 class Outcome:
-    """The plan for a shard, or for objects beside an operator's shards, and its result."""
+    """The plan for a shard, or for objects outside shards, and its result."""
 
     plan: CleanUpPlan
-    sizes: dict[str, int]  #: Bytes by key, of all objects to delete
+    sizes: dict[str, int]  #: Size by key, for all objects to delete
     error: HoldfastError | None = None  #: Why planning or a deletion failed
 
 
@@ -71,7 +71,7 @@ def gc(
 
     URL is the state directory, as in spark.holdfast.state.dir. Running queries clean up by themselves; this
     cleans up after queries that have ended, executors that died, and uploads that were never finished. It is safe
-    beside a running query, and keeps what a stopped one needs to start again.
+    while queries run, and keeps what a stopped query needs to start again.
     """
     grace_ms = grace_hours * _HOUR_MS
     if not math.isfinite(grace_ms):
@@ -110,7 +110,7 @@ def gc(
 
 
 def _plans(target: StateDirectory, retain: int | None, now_ms: int, before_ms: int) -> tuple[list[Outcome], list[str]]:
-    """Return the plans, and the operators with a readable record: without one, a folder may be somebody else's."""
+    """Return the plans, and the operators with a readable record; other folders may not be holdfast's."""
     work, outcomes, ours = [], _of_rescaling(target, before_ms), []
     for name, operator in target.listing.operators.items():
         try:
@@ -125,7 +125,7 @@ def _plans(target: StateDirectory, retain: int | None, now_ms: int, before_ms: i
         prefixes = {shard_prefix(record.operator, number) for number in range(record.shards)}
         work += [(shard, retained) for prefix, shard in operator.shards.items() if prefix in prefixes]
     outcome_of = partial(_outcome, target, now_ms=now_ms, grace_ms=now_ms - before_ms)
-    with items_shown("looking at shards", len(work)) as on_done:
+    with items_shown("examining shards", len(work)) as on_done:
         for outcome in target.executor.map(lambda pair: outcome_of(pair[0], retain=pair[1]), work):
             outcomes.append(outcome)
             on_done(1)
@@ -133,7 +133,7 @@ def _plans(target: StateDirectory, retain: int | None, now_ms: int, before_ms: i
 
 
 def _of_rescaling(target: StateDirectory, before_ms: int) -> list[Outcome]:
-    """Return what killed rescales left: objects that no process writes any more."""
+    """Plan the deletion of objects that interrupted rescales left and no process still writes."""
     outcomes = []
     for folder, infos in target.listing.rescaling.items():
         sizes = {info.key: info.size_bytes for info in infos}
@@ -150,7 +150,7 @@ def _of_rescaling(target: StateDirectory, before_ms: int) -> list[Outcome]:
 
 
 def _restored_ms(target: StateDirectory, folder: str) -> Iterator[int]:
-    """Yield when each object of a rescale's new query was stored; its folder has the query's id."""
+    """Yield the times of the objects of a rescale's new query, whose id ends the folder's name."""
     origin = find_origin(target.storage, folder.rpartition("/")[2])
     for directory in origin.directories if origin else ():
         operator = target.listing.operators.get(directory)
@@ -159,8 +159,8 @@ def _restored_ms(target: StateDirectory, folder: str) -> Iterator[int]:
 
 
 def _beside_shards(operator: OperatorListing, before_ms: int) -> Outcome:
-    found = dict.fromkeys(operator.probes(), "left by a test of the storage")
-    found |= dict.fromkeys(operator.besides(), "a run that worked beside another one")
+    found = dict.fromkeys(operator.probes(), "left by a storage probe")
+    found |= dict.fromkeys(operator.besides(), "the claim of a second concurrent run")
     old = {info: reason for info, reason in found.items() if info.modified_ms <= before_ms}
     sizes = {info.key: info.size_bytes for info in old}
     return Outcome(CleanUpPlan(operator.name, 0, {}, {info.key: reason for info, reason in old.items()}), sizes)
@@ -173,7 +173,7 @@ def _outcome(target: StateDirectory, shard: ShardListing, *, retain: int, now_ms
         except NotFoundError:  # deleted since the listing by another clean-up
             shard = list_shard(target.of(shard))
             planned = _plan(target, shard, retain, now_ms, grace_ms)
-    except InvalidArgumentError:  # such as access denied, which concerns more than this shard
+    except InvalidArgumentError:  # such as access denied, which affects more than this shard
         raise
     except HoldfastError as exc:
         unknown = dict.fromkeys(shard.objects, "what is needed could not be determined")
@@ -195,7 +195,7 @@ def _carry_out(target: StateDirectory, outcome: Outcome) -> Outcome:
 
 
 def _abort_uploads(target: StateDirectory, folders: list[str], before_ms: int, outcomes: list[Outcome]) -> int:
-    """Abort killed uploads, and return how many; a refusal is one more outcome."""
+    """Abort abandoned uploads and return their number; report a failure as an outcome."""
     try:
         return sum(target.storage.abort_unfinished_uploads(f"{name}/", before_ms) for name in folders)
     except HoldfastError as exc:
@@ -211,7 +211,7 @@ def _show(target: StateDirectory, outcomes: list[Outcome], *, dry_run: bool) -> 
             shown.add_row(plain(f"{outcome.plan.shard}/{key}"), size(outcome.sizes[key]), plain(reason))
         target.console.print(shown)
     if len(rows) > _ROWS_SHOWN:
-        target.console.print(f"… and {len(rows) - _ROWS_SHOWN:,} more; --json names all")
+        target.console.print(f"… and {len(rows) - _ROWS_SHOWN:,} more; --json lists all")
 
 
 def _conclude(target: StateDirectory, outcomes: list[Outcome], aborted: int | None) -> None:

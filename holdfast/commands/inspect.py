@@ -1,4 +1,4 @@
-"""``holdfast inspect``: what is in a state directory: operators, their tables, shards and sizes."""
+"""``holdfast inspect``: the health of queries, and a state directory's operators, tables, shards and sizes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.health import (
     OperatorSigns,
     counted,
     health_of,
-    of_its_own,
+    own_batches,
     read_failures,
     reports,
     signs_of,
@@ -37,7 +37,7 @@ from holdfast.spark_integration.lookup.stored_query import open_query
 from holdfast.spark_integration.spark_state.query_location import LoggedTimes
 
 _KINDS = ("commit", "snapshot", "part", "probe", "trouble", "unknown")
-#: The noted locations of at most this many queries are read.
+#: Upper limit of queries whose recorded location is read.
 _NOTED_MAX = 8
 _COLOURS = {"running": "green", "stopped": "", "stale": "yellow", "failing": "red"}
 
@@ -56,7 +56,7 @@ def inspect(
 ) -> None:
     """Show the health of queries and their state.
 
-    Lists operators with their tables, sizes and failures. The exit status is 1 if a query is failing. Sends
+    Lists operators with their tables, sizes and failures. The exit status is 1 if a query is failing. Costs
     one list request, one small get per operator, sink and failure shown (at most 20 failures), and at most 32 per
     operator for the sizes of snapshots. Reads Spark's log at the recorded locations of at most 8 queries.
     """
@@ -95,19 +95,19 @@ def inspect(
 
 
 def _places(url: str, location: str | None, options: Mapping[str, str]) -> tuple[str, str | None]:
-    """Return the state directory, and the query's location if that was named in its place."""
+    """Return the state directory, and the query's location if `url` is a location."""
     if location is None and (query_id := query_at(url, options)) is not None:
-        with suppress(HoldfastError):  # nothing has its state yet: whoever opens it says so
+        with suppress(HoldfastError):  # no state yet: opening the directory reports it
             return find_state_dir(url, options, query_id), url
     return url, location
 
 
 class _NotedLogs:
-    """Spark's logs of queries at the checkpoint locations that their state directory notes."""
+    """Spark's logs at the checkpoint locations that the state directory records."""
 
     def __init__(self, target: StateDirectory, options: Mapping[str, str], queries: Iterable[str]) -> None:
-        self.locations: dict[str, str] = {}  #: As noted, by query
-        self.logs: dict[str, list[LoggedTimes]] = {}  #: By query, of those that were found there
+        self.locations: dict[str, str] = {}  #: Recorded locations, by query
+        self.logs: dict[str, list[LoggedTimes]] = {}  #: Readable logs, by query
         self._target = target
         self._unread: dict[str, str] = {}
         self._options = options
@@ -126,7 +126,7 @@ class _NotedLogs:
             self._unread[query_id] = exc.message
 
     def show(self, query_id: str) -> None:
-        """Print a query's noted location, and why it was not read."""
+        """Print a query's recorded location, and the error if it could not be read."""
         parts = [self.locations.get(query_id, ""), self._unread.get(query_id, "")]
         if any(parts):
             text = ": ".join(filter(None, parts))
@@ -136,17 +136,17 @@ class _NotedLogs:
 def _logs(
     target: StateDirectory, location: str, options: Mapping[str, str], known: Container[str]
 ) -> dict[str, list[LoggedTimes]]:
-    """Return Spark's log of a query under the query id of its state; a clone has its original's state."""
+    """Return a query's log by the query id in its state, which for a clone may be its original's."""
     with open_query(location, target.storage.url, options) as query:
         origin = find_origin(target.storage, query.query_id)
-        times = of_its_own(query.times(), origin)
+        times = own_batches(query.times(), origin)
         owner = origin.state_id if origin else query.query_id
         if owner in known:
             return {owner: times}
         named: Mapping[str, str] = {}
         with suppress(HoldfastError):  # nothing is committed, or its pointers cannot be read
             named = query.directories()
-        # State that began in a task which Spark told no query has another id.
+        # State created by a task that did not know its query has a substitute id.
         return {found: times for found in named.values() if found in known} or {owner: times}
 
 
@@ -156,7 +156,7 @@ def _healths(
     """Return the queries' health. Raises `InvalidArgumentError` if a log is another query's."""
     if elsewhere := logs.keys() - by_query.keys():
         raise InvalidArgumentError(
-            "none of the operators shown belongs to that query: name its own state directory, and no other --operator",
+            "none of the operators shown belongs to that query: name its own state directory, and omit --operator",
             query=next(iter(elsewhere)),
             queries=", ".join(sorted(by_query)),
         )

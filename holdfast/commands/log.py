@@ -56,21 +56,21 @@ def log(url: str, operator: str | None, options: dict[str, str], as_json: bool, 
 
 
 def _require_shard(target: StateDirectory, shard: int) -> None:
-    """Raise `InvalidArgumentError` if no operator has a shard of this number."""
+    """Raise `InvalidArgumentError` if no operator has this shard."""
     counts: dict[str, int] = {}
     for name in target.listing.operators:
         with suppress(HoldfastError):  # without a readable record, the number of shards is unknown
             counts[name] = read_operator(target.storage, name).shards
     if len(counts) == len(target.listing.operators) and shard >= max(counts.values()):
         raise InvalidArgumentError(
-            "no operator has a shard of this number; the first one is 0",
+            "no operator has this shard; numbers start at 0",
             shard=shard,
             shards=", ".join(f"{name} has {shards}" for name, shards in counts.items()),
         )
 
 
 def describe(headers: Headers, stored: StoredObject) -> dict[str, Any]:
-    """Describe a stored commit or snapshot; ``error`` says what is wrong with it."""
+    """Describe a stored commit or snapshot; ``error`` says why it cannot be read."""
     row: dict[str, Any] = {
         "kind": stored.kind,
         "version": str(stored.pointer),

@@ -1,4 +1,4 @@
-"""``holdfast get``, ``history`` and ``diff``: keys of a running or stopped query's state, without Spark."""
+"""``holdfast get``, ``history`` and ``diff``: read a running or stopped query's state by key, without Spark."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from rich.table import Table
 
 from holdfast.backends.arrow.values import python_rows
 from holdfast.commands.target import (
-    a_console,
     batch_option,
     both_places,
     cell_text,
     json_value,
     moment,
+    new_console,
     number_option,
     on_storage,
     plain,
@@ -40,9 +40,9 @@ from holdfast.spark_integration.lookup.keys import parse_pairs
 from holdfast.spark_integration.lookup.query_pointers import KeyVersion
 from holdfast.spark_integration.lookup.stored_query import StoredQuery, TableChanges, open_query
 
-#: A cell that begins with one of these is a formula to a spreadsheet.
+#: Spreadsheets take a cell that begins with one of these for a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")  # noqa: RUF001
-#: Wider than any row: for measuring a table, not showing it.
+#: Wider than any row, to measure tables.
 _MEASURING = Console(width=1 << 20)
 
 #: A micro-batch's number: a long, as in Spark.
@@ -51,7 +51,7 @@ _TABLE = click.option("--table", metavar="NAME", help="Only this state table or 
 
 
 def _given(context: click.Context, _: click.Parameter, key: tuple[str, ...]) -> tuple[str, ...]:
-    """Name all three arguments if one is missing: click would always name the last."""
+    """Name all three arguments if one is missing; click would name only the last."""
     if not key:
         raise click.UsageError(
             "give LOCATION OPERATOR COLUMN=VALUE...: the query's checkpointLocation, its operator, and the key", context
@@ -70,7 +70,7 @@ _on_key = with_options(
 
 
 def _opened(given: str, operator: str, state_dir: str | None, options: Mapping[str, str]) -> StoredQuery:
-    """Open the query at a checkpoint location, or the one that has an operator in a state directory."""
+    """Open the query at a checkpoint location, or an operator's query in a state directory."""
     return open_query(*both_places(given, state_dir, options, operator), options)
 
 
@@ -91,9 +91,9 @@ def get(
 ) -> None:
     """Show what a key holds.
 
-    Its rows in all state tables, when they expire, and its timers. LOCATION is the query's checkpointLocation or state
-    directory; the query may be running. A key is user=ann for each column that OPERATOR is grouped by, or JSON:
-    '{"user": null}'. The exit status is 1 if the key holds nothing.
+    Shows its rows in all state tables, their expiry times, and its timers. LOCATION is the query's checkpointLocation
+    or state directory; the query may be running. Give a key as user=ann for each grouping column of OPERATOR, or as
+    JSON: '{"user": null}'. The exit status is 1 if the key has no state.
     """
     with _opened(location, operator, state_dir, options) as query:
         found = query.get(operator, parse_pairs(key), table=table, batch_id=batch_id)
@@ -103,7 +103,7 @@ def get(
     elif as_json:
         click.echo(json.dumps({"operator": operator, "tables": _documents(found)}, indent=2))
     elif not is_held:
-        a_console().print(f"{plain(operator)} holds nothing under this key")
+        new_console().print(f"{plain(operator)} has no state for this key")
     else:
         _show(found)
     if not is_held:
@@ -135,10 +135,10 @@ def history(
         versions = [{n: getattr(one, n) for n in facts} | {"tables": _documents(one.tables)} for one in found]
         click.echo(json.dumps({"operator": operator, "versions": versions}, indent=2))
         return
-    console = a_console()
+    console = new_console()
     for one in found:
         at = f"at micro-batch {one.batch_id:,}" if one.is_oldest else f"since micro-batch {one.batch_id:,}"
-        oldest = "; Spark keeps none before it" if one.is_oldest else ""
+        oldest = "; nothing older is retained" if one.is_oldest else ""
         console.print(f"[bold]{at}[/], {moment(one.batch_ms)}{oldest}")
         _show(one.tables)
 
@@ -166,8 +166,8 @@ def diff(
     """
     if len(compared) == 2:
         if table is not None:
-            raise click.UsageError("--table selects an operator's table: for savepoints, all tables are compared")
-        from holdfast.commands.savepoint import compare_savepoints  # which look-ups do without
+            raise click.UsageError("--table applies to a query's operator: for savepoints, all tables are compared")
+        from holdfast.commands.savepoint import compare_savepoints  # not needed for look-ups
 
         (url, name), (other_url, other) = map(_savepoint, compared)
         compare_savepoints(url, name, other, rows, options, as_json, other_url=other_url)
@@ -193,7 +193,7 @@ def _savepoint(given: str) -> tuple[str, str]:
 
 
 def _show_changes(found: Iterable[TableChanges]) -> None:
-    console = a_console()
+    console = new_console()
     for one in found:
         console.print(
             f"[bold]{plain(one.table)}[/]: {one.added:,} keys added, {one.changed:,} changed, {one.removed:,} removed"
@@ -206,7 +206,7 @@ def _show_changes(found: Iterable[TableChanges]) -> None:
 
 
 def _show(tables: Mapping[str, pa.Table]) -> None:
-    console = a_console()
+    console = new_console()
     for name, rows in tables.items():
         if not rows.num_rows:
             console.print(f"{plain(name)}: nothing")
@@ -223,10 +223,10 @@ def _shown(rows: pa.Table, width: int) -> Table:
         shown.add_row(*row)
     if len(cells) > 1 or Measurement.get(_MEASURING, _MEASURING.options, shown).maximum <= width:
         return shown
-    standing = table("column", "value", whole=("column",))
+    vertical = table("column", "value", whole=("column",))
     for name, text in zip(rows.column_names, cells[0], strict=True):
-        standing.add_row(plain(name), text)
-    return standing
+        vertical.add_row(plain(name), text)
+    return vertical
 
 
 def _pairs(values: Mapping[str, Any] | None) -> str:
@@ -242,12 +242,12 @@ def print_csv(tables: Mapping[str, pa.Table]) -> None:
     out = io.StringIO()
     writer = csv.writer(out)
     for rows in tables.values():
-        writer.writerow(map(_harmless, rows.column_names))
-        writer.writerows([_harmless(value) for value in row.values()] for row in python_rows(rows))
+        writer.writerow(map(_csv_cell, rows.column_names))
+        writer.writerows([_csv_cell(value) for value in row.values()] for row in python_rows(rows))
     click.echo(out.getvalue(), nl=False)
 
 
-def _harmless(value: object) -> object:
+def _csv_cell(value: object) -> object:
     """Return a value as a cell that neither spreadsheets nor terminals interpret."""
     if value is None or (isinstance(value, int | float | Decimal) and not isinstance(value, bool)):
         return value

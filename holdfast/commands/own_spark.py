@@ -1,4 +1,4 @@
-"""Spark for commands that start their own, or do without."""
+"""Runs a command's work in this process, or in a Spark that the command starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from holdfast.commands.progress import items_shown, working
-from holdfast.commands.target import side_by_side
+from holdfast.commands.target import request_threads
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import PREFIX, STORAGE_PREFIX
 
@@ -28,19 +28,19 @@ CONF = click.option(
     help="A Spark setting, as for spark-submit; repeatable. Default for spark.master: local[*,4].",
 )
 _MASTER = "spark.master"
-_Made = TypeVar("_Made")
+_T = TypeVar("_T")
 
 
 def in_process_or_spark(
-    state_dir: str, options: dict[str, str], conf: tuple[str, ...], work: Callable[[Tasks], _Made]
-) -> _Made:
-    """Do some work in this process; in Spark if `conf` is set or only Spark makes such state."""
+    state_dir: str, options: dict[str, str], conf: tuple[str, ...], work: Callable[[Tasks], _T]
+) -> _T:
+    """Do some work in this process, or in Spark if `conf` is set or only Spark can write the state."""
     from holdfast.spark_integration.savepoints.tasks import OwnProcess, SparkTasks
     from holdfast.spark_integration.spark_state.pointers import NeedsSparkError
 
     if not conf:
         try:
-            with side_by_side() as executor, items_shown("shards", None) as on_shard:
+            with request_threads() as executor, items_shown("shards", None) as on_shard:
                 return work(OwnProcess(state_dir, options, executor, os.cpu_count() or 1, on_shard))
         except NeedsSparkError as exc:
             click.echo(f"starting Spark, which this query's state needs: {exc}", err=True)
@@ -50,14 +50,14 @@ def in_process_or_spark(
 
 @contextmanager
 def started_spark(state_dir: str | None, options: dict[str, str], conf: tuple[str, ...]) -> Iterator[SparkSession]:
-    """Start Spark, on this machine unless `conf` names another master; tasks are retried there, too."""
+    """Start Spark, by default on this machine with retries of tasks."""
     from pyspark.sql import SparkSession
 
     from holdfast.spark_integration.java import ensure_java
 
     ensure_java()
     builder = SparkSession.builder.appName("holdfast").config("spark.ui.enabled", "false")
-    # Spark's bar of tasks would appear in files, too.
+    # Spark would draw its progress bar into files, too.
     builder = builder.config("spark.ui.showConsoleProgress", str(sys.stderr.isatty()).lower())
     if state_dir is not None:
         builder = builder.config(f"{PREFIX}state.dir", state_dir)
@@ -77,14 +77,14 @@ def started_spark(state_dir: str | None, options: dict[str, str], conf: tuple[st
 
 
 def log_errors_only() -> None:
-    """Make Spark log only errors here, unless the environment configures its own logging."""
+    """Make Spark log only errors, unless the environment configures its logging."""
     if "SPARK_CONF_DIR" not in os.environ:
         ours = f"-Dlog4j2.configurationFile={(Path(__file__).parent / 'log4j2.properties').as_uri()}"
         os.environ["SPARK_SUBMIT_OPTS"] = f"{ours} {os.environ.get('SPARK_SUBMIT_OPTS', '')}".strip()
 
 
 def use_own_python(settings: Mapping[str, str]) -> None:
-    """Run local tasks in this command's Python, unless the environment names another; PATH's may lack holdfast."""
+    """Run local tasks in this command's Python, unless the environment names another: the PATH's may lack holdfast."""
     if settings.get(_MASTER, "").startswith("local"):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 

@@ -18,17 +18,17 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-#: Yields a function that takes the progress made since its last call.
+#: Yields a function to call with the progress since its last call.
 _Shown = AbstractContextManager[Callable[[int], object]]
 
 
 def bytes_shown(what: str, total_bytes: int) -> _Shown:
-    """Show a bar of bytes during the context."""
+    """Show a progress bar in bytes during the context."""
     return _shown(what, total_bytes, DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
 
 
 def items_shown(what: str, total: int | None) -> _Shown:
-    """Show a bar of items during the context."""
+    """Show a progress bar in items during the context."""
     return _shown(what, total, MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
 
 

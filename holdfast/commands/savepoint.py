@@ -1,4 +1,4 @@
-"""``holdfast savepoint``, and ``holdfast rescale`` and ``holdfast clone``, which make one query from another."""
+"""``holdfast savepoint``, ``holdfast rescale`` and ``holdfast clone``."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-from rich.console import Console
 
 from holdfast import savepoints
 from holdfast.commands.own_spark import CONF, in_process_or_spark, pairs, started_spark
 from holdfast.commands.target import (
-    a_console,
     batch_option,
     both_places,
     json_value,
     moment,
+    new_console,
     number_option,
     on_storage,
     plain,
@@ -63,7 +62,7 @@ CONTINUE_SINKS = click.option(
     is_flag=True,
     help="Take over the saved query's sinks, and end that query for good; no row appears twice.",
 )
-RENAME = click.option("--rename", multiple=True, metavar="OLD=NEW", help="Give an operator another name; repeatable.")
+RENAME = click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename an operator; repeatable.")
 _ORIGINAL = click.argument("original", metavar="LOCATION")
 
 
@@ -133,7 +132,7 @@ def from_spark(
     functions or processors in Python, dropDuplicates, or aggregations by key, window or session: docs/migrate.md.
     """
     names, functions, durations = _names(operators), _aggregates(aggregates), _windows(windows)
-    # What is wrong with the places is said before Spark starts, which takes half a minute.
+    # Check the locations before starting Spark, which takes half a minute.
     require_query(checkpoint_location, options)
     with open_storage(checkpoint_location, options) as storage:
         _require_free(target, name, options)
@@ -157,13 +156,12 @@ def from_spark(
         click.echo(json.dumps({"name": name, "batch_id": made.query.batch_id, "rows": rows}))
     else:
         click.echo(
-            f"{name} is saved, as of micro-batch {made.query.batch_id}: holdfast savepoint restore makes a query from "
-            "it"
+            f"{name} is saved, as of micro-batch {made.query.batch_id}; holdfast savepoint restore makes a query of it"
         )
 
 
 def _require_free(target: str, name: str, options: dict[str, str]) -> None:
-    """Raise ConflictError if there is a savepoint of this name: at once, not when Spark has started."""
+    """Raise ConflictError if the savepoint exists, before Spark starts."""
     with open_storage(target, options) as storage:
         require_free(storage, name)
 
@@ -197,14 +195,14 @@ def _windows(given: tuple[str, ...]) -> list[str] | dict[int, list[str]] | None:
 
 
 def _by_number(given: tuple[str, ...], separator: str, option: str) -> dict[int | None, list[str]]:
-    """Return an option's values by the number of their operator; by None if it is the only one."""
+    """Group an option's values by operator number, or under None if they have no numbers."""
     found: dict[int | None, list[str]] = {}
     for text in given:
         number, is_behind, value = text.partition(separator)
         known, value = (int(number), value) if is_behind and number.isdecimal() else (None, text)
         found.setdefault(known, []).append(value)
     if None in found and len(found) > 1:
-        raise InvalidArgumentError(f"{option}: number all of them or none", given=" ".join(given))
+        raise InvalidArgumentError(f"{option}: number all values or none", given=" ".join(given))
     return found
 
 
@@ -285,14 +283,14 @@ def restore(
     names = pairs(rename, "--rename", "OLD=NEW"), frozenset(skip), frozenset(reset)
     changes = Changes(shards, partitions, *names, sources, {}, continue_sinks)
     saved = Restorable.read(url, name, options, changes)
-    require_new_location(checkpoint_location, options)  # before a Spark starts
+    require_new_location(checkpoint_location, options)  # before starting Spark
     query_id = in_process_or_spark(
         state_dir, options, conf, lambda tasks: restore_with(tasks, saved, checkpoint_location)
     )
-    say_new_query(f"{name} is restored", name, query_id, checkpoint_location, state_dir, options, as_json=as_json)
+    print_new_query(f"{name} is restored", name, query_id, checkpoint_location, state_dir, options, as_json=as_json)
 
 
-def say_new_query(
+def print_new_query(
     done: str,
     name: str,
     query_id: str,
@@ -302,7 +300,7 @@ def say_new_query(
     *,
     as_json: bool,
 ) -> None:
-    """Say how to start the new query."""
+    """Print how to start the new query."""
     shards = shards_to_set(state_dir, options, query_id)
     if as_json:
         places = {"checkpoint_location": checkpoint_location, "state_dir": state_dir, "shards_to_set": shards}
@@ -324,7 +322,9 @@ def list_(url: str, options: dict[str, str], as_json: bool) -> None:
     """List a directory's savepoints, including unfinished and damaged ones."""
     found = savepoints.listed(url, options)
     if not found:
-        raise NotFoundError("there is no savepoint here: check the URL, the directory that --to named", url=url)
+        raise NotFoundError(
+            "there are no savepoints here: check the URL, which must be the one passed as --to", url=url
+        )
     if as_json:
         click.echo(json.dumps({"savepoints": [_listed(one) for one in found]}, indent=2))
         return
@@ -338,7 +338,7 @@ def list_(url: str, options: dict[str, str], as_json: bool) -> None:
             size(one.size_bytes),
             plain(made.comment if made else one.damage or "unfinished: delete it, or make it again"),
         )
-    a_console().print(shown)
+    new_console().print(shown)
 
 
 @savepoint.command()
@@ -359,13 +359,13 @@ def verify(url: str, name: str, options: dict[str, str], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"name": name, "damages": damages, "leftovers": leftovers}, indent=2))
     else:
-        console = a_console()
+        console = new_console()
         for damage in damages:
             console.print(plain(damage), style="red")
         if not damages:
             console.print(f"{plain(name)} is intact")
         for key in leftovers:
-            console.print(f"leftover of a repeated task or another attempt: {plain(key)}", soft_wrap=True)
+            console.print(f"leftover of a retried task or a failed attempt: {plain(key)}", soft_wrap=True)
     if damages:
         sys.exit(1)
 
@@ -401,7 +401,7 @@ def compare_savepoints(
 
 
 def _show_diff(facts: list[str], tables: list[TableDifference]) -> None:
-    console = a_console()
+    console = new_console()
     for line in facts:
         console.print(plain(line))
     counts = ("equal", "added", "removed", "changed")
@@ -477,7 +477,7 @@ def _print(made: Savepoint, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(_document(made), indent=2))
         return
-    console: Console = a_console()
+    console = new_console()
     comment = f": {plain(made.comment)}" if made.comment else ""
     console.print(f"[bold]{plain(made.name)}[/], {moment(made.created_ms)}, {size(made.size_bytes)}{comment}")
     watermark = f", watermark {moment(made.query.next_watermark_ms)}" if made.query.next_watermark_ms else ""
@@ -544,7 +544,7 @@ def rescale(
     )
     where = to_state_dir or state_dir
     done = f"{original} is rescaled to {shards} shards"
-    say_new_query(done, original, query_id, checkpoint_location, where, options, as_json=as_json)
+    print_new_query(done, original, query_id, checkpoint_location, where, options, as_json=as_json)
 
 
 @click.command()
@@ -584,4 +584,4 @@ def clone(
         lambda tasks: copy(tasks, *places, to_state_dir=to_state_dir, batch_id=batch_id),
     )
     done = f"{original} is cloned"
-    say_new_query(done, original, query_id, checkpoint_location, to_state_dir, options, as_json=as_json)
+    print_new_query(done, original, query_id, checkpoint_location, to_state_dir, options, as_json=as_json)

@@ -1,4 +1,4 @@
-"""The commands' common parts: the state directory, its options, and the output."""
+"""What the commands share: the state directory, options, and output."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import ShardListing, StateDirListing, list_state_dir
 
-#: Shown if a state directory holds no commits of a query that may be at work.
+#: Shown if a state directory holds no commits, although its query may be running.
 SMALL_COMMITS = "small commits stay in the query's checkpointLocation until enough have accumulated"
-#: Characters of a value in a table.
+#: The longest value in a table, in characters.
 CELL_MAX = 300
 _THREADS = 16
-# The width in a file or a pipe, where rich would assume 80 and truncate names.
+# The width for files and pipes, for which rich would assume 80 and truncate names.
 _WIDTH_ELSEWHERE = 240
 _VARIABLE = "HOLDFAST_STORAGE_OPTIONS"
 # Backslashes that rich would drop: before a bracket, and at the end, where a tag may follow.
@@ -44,25 +44,22 @@ class StateDirectory:
     """An open state directory."""
 
     storage: ObjectStorage
-    executor: Executor  #: For requests side by side
+    executor: Executor  #: For parallel requests
     listing: StateDirListing  #: All operators, or the requested one
     console: Console  #: Standard output
 
     def shards(self, operator: str) -> list[ShardListing]:
-        """Return the shards of an operator."""
         return list(self.listing.operators[operator].shards.values())
 
     def of(self, shard: ShardListing) -> PrefixedStorage:
-        """Return the prefix of a shard's objects."""
         return PrefixedStorage(self.storage, shard.prefix)
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print JSON for programs."""
         click.echo(json.dumps({"storage": self.storage.url, **document}, indent=2))
 
 
 def _named(given: Iterable[str], given_by: str) -> dict[str, str]:
-    """Return options by name. Raises `InvalidArgumentError` if one is not NAME=VALUE."""
+    """Parse NAME=VALUE options. Raises `InvalidArgumentError`."""
     options = {}
     for position, text in enumerate(given, 1):
         name, separator, value = text.partition("=")
@@ -72,13 +69,13 @@ def _named(given: Iterable[str], given_by: str) -> dict[str, str]:
     return options
 
 
-#: Gives a command the options of the storage.
+#: Adds the storage options to a command.
 storage_option = click.option(
     "--option",
     "options",
     multiple=True,
     metavar="NAME=VALUE",
-    # The variable's, too: an endpoint on the command line must not hide its secrets.
+    # With the variable's: an endpoint on the command line must not replace its secrets.
     callback=lambda _context, _option, given: (
         _named(os.environ.get(_VARIABLE, "").split(), f"${_VARIABLE}") | _named(given, "--option")
     ),
@@ -89,26 +86,26 @@ storage_option = click.option(
 
 
 def with_options(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
-    """Return a decorator that gives a command several options, in the order in which its help shows them."""
+    """Return a decorator that adds options to a command, in the order of its help."""
 
-    def give(command: _Command) -> _Command:
+    def add(command: _Command) -> _Command:
         for option in reversed(options):
             command = option(command)
         return command
 
-    return give
+    return add
 
 
-#: Gives a command the options that all commands have.
+#: Adds the options of all commands.
 on_storage = with_options(storage_option, click.option("--json", "as_json", is_flag=True, help="Print JSON."))
-#: Gives a command the URL of a state directory, and the options that all commands have.
+#: Adds the URL of a state directory and the options of all commands.
 on_state_dir = with_options(
     click.argument("url"), click.option("--operator", metavar="NAME", help="Only this operator."), on_storage
 )
 
 
 class WholeNumber(click.IntRange):
-    """An integer; click's own would be refused as "not a valid integer range"."""
+    """An integer. Without `name`, click's errors say "not a valid integer range"."""
 
     name = "whole number"
 
@@ -116,7 +113,7 @@ class WholeNumber(click.IntRange):
 def number_option(
     *names: str, text: str, least: int = 1, default: int | None = None, required: bool = False
 ) -> Callable[[_Command], _Command]:
-    """Return a decorator that gives a command an option that takes a whole number."""
+    """Return a decorator that adds an integer option."""
     given: dict[str, Any] = {} if default is None else {"default": default}  # a default of None satisfies `required`
     return click.option(
         *names,
@@ -132,7 +129,7 @@ def number_option(
 def state_dir_option(
     text: str = f"The query's {PREFIX}state.dir. Default: the one in its checkpoint.", *, required: bool = False
 ) -> Callable[[_Command], _Command]:
-    """Return a decorator that gives a command ``--state-dir``, which a variable may set for all commands."""
+    """Return a decorator that adds ``--state-dir``, which an environment variable may set for all commands."""
     return click.option(
         "--state-dir",
         required=required,
@@ -150,42 +147,37 @@ def both_places(
     from holdfast.spark_integration.lookup.places import places_of, require_query
 
     location, found = places_of(given, state_dir, options, operator)
-    if state_dir is not None and location == given:  # else it was checked
+    if state_dir is not None and location == given:  # otherwise already checked
         require_query(location, options)
     return location, found
 
 
 def savepoint_place(location: str) -> tuple[str, str]:
-    """Return the directory and the name of a savepoint that is given as URL/NAME."""
+    """Split URL/NAME into a savepoint's directory and name."""
     directory, slash, name = location.rstrip("/").rpartition("/")
     return directory or slash or ".", name
 
 
 def batch_option(text: str = "The micro-batch. Default: the last committed one.") -> Callable[[_Command], _Command]:
-    """Return a decorator that gives a command ``--batch``."""
     return number_option("--batch", "batch_id", least=0, text=text)
 
 
 def retain_option(text: str) -> Callable[[_Command], _Command]:
-    """Return a decorator that gives a command ``--retain``."""
-    return number_option("--retain", text=f"{text} Default: the query's own, stored beside its state.")
+    return number_option("--retain", text=f"{text} Default: the query's own, recorded with its state.")
 
 
 @contextmanager
 def opened(url: str, options: Mapping[str, str], operator: str | None) -> Iterator[StateDirectory]:
     """Open and list a state directory. Raises `InvalidArgumentError`, `NotFoundError`."""
-    if operator == "":  # as from a variable that is not set: all operators are not what was meant
-        raise InvalidArgumentError("--operator must name an operator: omit it for all of them")
-    with (
-        open_storage(url, options) as storage,
-        side_by_side() as executor,
-    ):
+    if operator == "":  # from an unset variable: not meant as all operators
+        raise InvalidArgumentError("--operator must name an operator: omit it for all operators")
+    with open_storage(url, options) as storage, request_threads() as executor:
         try:
             listing = list_state_dir(storage, operator)
         except NotFoundError:
             _require_no_location(url, options)
             raise
-        yield StateDirectory(storage, executor, listing, a_console())
+        yield StateDirectory(storage, executor, listing, new_console())
 
 
 def _require_no_location(url: str, options: Mapping[str, str]) -> None:
@@ -204,13 +196,12 @@ def _require_no_location(url: str, options: Mapping[str, str]) -> None:
     )
 
 
-def side_by_side() -> ThreadPoolExecutor:
-    """Return threads for parallel requests."""
+def request_threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_THREADS, "holdfast-command")
 
 
-def a_console() -> Console:
-    """Return standard output, which shows text as it is: to rich, ``user:id:42`` holds an emoji."""
+def new_console() -> Console:
+    """Return a console on standard output without emoji: rich would replace ``:id:`` in ``user:id:42``."""
     return Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else _WIDTH_ELSEWHERE)
 
 
@@ -224,19 +215,19 @@ def table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = (
 
 
 def plain(text: object) -> str:
-    """Return text that the terminal shows literally, without effects of markup or control characters."""
+    """Escape text so that the terminal shows it literally, whatever markup or control characters it contains."""
     parts = _BACKSLASHES.split(printable(text))
-    # rich halves backslashes before a tag, and takes one before another bracket: so that they all stand before a tag.
+    # rich halves backslashes before a tag, and drops one before any other bracket: double them, and add a tag.
     return "".join(f"{part * 2}[none][/none]" if number % 2 else escape(part) for number, part in enumerate(parts))
 
 
 def printable(text: object) -> str:
-    """Return text with control and direction characters escaped."""
+    """Escape control and direction characters."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
 
 
 def size(size_bytes: float) -> str:
-    """Return a number of bytes as people read it."""
+    """Format a number of bytes for people."""
     for unit in ("B", "kB", "MB", "GB"):
         if size_bytes < 1000:
             return f"{size_bytes:.0f} {unit}" if unit == "B" or size_bytes >= 100 else f"{size_bytes:.1f} {unit}"
@@ -245,7 +236,7 @@ def size(size_bytes: float) -> str:
 
 
 def moment(at_ms: int) -> str:
-    """Return a time in UTC, or its number of ms if it is out of range."""
+    """Format a time in UTC, or as ms if it is out of range."""
     try:
         return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
     except (OverflowError, ValueError, OSError):
@@ -253,14 +244,14 @@ def moment(at_ms: int) -> str:
 
 
 def cell_text(value: object) -> str:
-    """Return a value of state in the form of keys: text as it is, all else as JSON; long ones are cut."""
+    """Format a value as keys are given: text unchanged, other values as JSON; cut long text."""
     found = json_value(value)
     text = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
     return text if len(text) <= CELL_MAX else f"{text[:CELL_MAX]}… ({len(text):,} characters)"
 
 
 def json_value(value: Any) -> Any:
-    """Return a value of state for JSON: times, decimals and binaries as text, in the form of keys."""
+    """Convert a value to JSON, with times, decimals and binaries as the text that keys accept."""
     if isinstance(value, Mapping):
         return {str(name): json_value(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""``holdfast verify``: read everything; report what is damaged or missing, and which versions that costs."""
+"""``holdfast verify``: read all objects; report which are damaged or missing, and the versions lost with them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def verify(url: str, operator: str | None, options: dict[str, str], as_json: boo
     """
     with opened(url, options, operator) as target:
         damages = [
-            Damage(f"{name}/operator", "is missing, although there are shards", ("all of the operator",))
+            Damage(f"{name}/operator", "is missing, although the operator has shards", ("the whole operator",))
             for name in target.listing.without_record()
         ]
         work = [(shard, n) for name, n in _retained(target, retain, damages) for shard in target.shards(name)]
@@ -65,18 +65,18 @@ def verify(url: str, operator: str | None, options: dict[str, str], as_json: boo
 
 
 def _retained(target: StateDirectory, retain: int | None, damages: list[Damage]) -> Iterator[tuple[str, int]]:
-    """Yield each operator and how many versions back its query may return; note damage."""
+    """Yield each operator with its number of retained versions; add damage to `damages`."""
     for name, listing in target.listing.operators.items():
         number = RETAINED_VERSIONS
         try:
             record = read_operator(target.storage, name)
         except (CorruptionError, NotFoundError) as exc:
-            damages.append(Damage(f"{name}/operator", str(exc), ("all of the operator",)))
+            damages.append(Damage(f"{name}/operator", str(exc), ("the whole operator",)))
         else:
             try:
                 stored_tables(target.storage, record)
             except CorruptionError as exc:
-                damages.append(Damage(f"{name}/{FOLDER}", str(exc), ("all of the operator",)))
+                damages.append(Damage(f"{name}/{FOLDER}", str(exc), ("the whole operator",)))
             try:
                 number = retained_versions(target.storage, record)
             except CorruptionError as exc:
@@ -87,7 +87,7 @@ def _retained(target: StateDirectory, retain: int | None, damages: list[Damage])
 
 def _show(target: StateDirectory, damages: list[Damage], facts: dict[str, int]) -> None:
     if damages:
-        shown = table("object", "problem", "versions lost", "restored around it", whole=("object",))
+        shown = table("object", "problem", "versions lost", "still restorable", whole=("object",))
         for damage in damages:
             shown.add_row(
                 f"[red]{plain(damage.key)}[/]", plain(damage.problem), _short(damage.lost), _short(damage.around)
@@ -103,7 +103,7 @@ def _show(target: StateDirectory, damages: list[Damage], facts: dict[str, int]) 
 
 
 def _short(pointers: tuple[str, ...]) -> str:
-    """Return the numbers of some versions as ranges."""
+    """Format version numbers as ranges."""
     if not pointers:
         return "none"
     numbers = sorted({pointer.partition("-")[0] for pointer in pointers}, key=lambda text: (len(text), text))

@@ -37,7 +37,7 @@ from werkzeug.sansio.utils import host_is_trusted
 from holdfast import __version__, clock
 from holdfast.commands.target import moment, printable, size
 from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
-from holdfast.health import ago, count, duration, percent, read_failures, still, tables_of, times
+from holdfast.health import ago, count, duration, percent, persisting, read_failures, tables_of, times
 from holdfast.ui.inquiry import Dated, Patience
 from holdfast.ui.overview import Card, card_of, overview
 from holdfast.ui.rows import RowsRequest, rows_view
@@ -179,7 +179,7 @@ def _add_pages(app: Flask, site: Site) -> None:
             window=window,
             windows=WINDOWS,
             growth=growth(directory.storage, directory.executor, directory.sizes, found),
-            failures=read_failures(directory.storage, still(found.signs.reports, look.committed)),
+            failures=read_failures(directory.storage, persisting(found.signs.reports, look.committed)),
             tables=tables_of(directory.storage, found.signs.record),
             live=site.batches_of(found.signs.query_id, operator, look.patience),
             width=WIDTH,

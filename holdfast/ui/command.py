@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from holdfast import clock
-from holdfast.commands.target import a_console, printable, state_dir_option, storage_option
+from holdfast.commands.target import new_console, printable, state_dir_option, storage_option
 from holdfast.distribution import pip_install
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import PREFIX
@@ -85,7 +85,7 @@ def ui(
         server = make_server(site, token, host, port, also)
         stack.callback(server.close)
         shown_host = f"[{host}]" if ":" in host else host
-        a_console().print(f"http://{shown_host}:{server.effective_port}/{token}/", soft_wrap=True, markup=False)
+        new_console().print(f"http://{shown_host}:{server.effective_port}/{token}/", soft_wrap=True, markup=False)
         console.print("Press Ctrl-C to stop. Anyone with this address can read the state.")
         if host not in _LOOPBACK:
             console.print("Other machines can reach it, unencrypted: put it behind a TLS proxy.")

@@ -16,7 +16,7 @@ from holdfast.health import (
     counted,
     duration,
     health_of,
-    of_its_own,
+    own_batches,
     percent,
     read_failures,
     signs_of,
@@ -88,7 +88,7 @@ def _card(
 ) -> Card:
     names = {one.name for one in operators}
     pointers = next((one.found for one in logs if names & one.found.named.keys()), None)
-    log = of_its_own(pointers.log, directory.origin_of(pointers.query_id)) if pointers else None
+    log = own_batches(pointers.log, directory.origin_of(pointers.query_id)) if pointers else None
     signs = signs_of(query_id, [one.signs for one in operators], log, live)
     persist = signs.failing
     failures = read_failures(directory.storage, persist[:1])

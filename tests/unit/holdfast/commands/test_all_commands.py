@@ -18,7 +18,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from holdfast.cli import _COMMANDS, _OF_SAVEPOINTS, group
+from holdfast.cli import _COMMANDS, _SAVEPOINT_COMMANDS, group
 from holdfast.commands.inspect import inspect
 from holdfast.commands.savepoint import savepoint
 from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError
@@ -51,7 +51,7 @@ def test_a_command_is_found_beside_savepoints(root: Path) -> None:
     refused = run("savepoint", "clone", root)
     assert refused.exit_code == 2
     assert "no such command: 'clone'; did you mean 'holdfast clone'?" in refused.output
-    assert set(savepoint.commands) - set(_COMMANDS) == _OF_SAVEPOINTS
+    assert set(savepoint.commands) - set(_COMMANDS) == _SAVEPOINT_COMMANDS
 
 
 @pytest.mark.parametrize(

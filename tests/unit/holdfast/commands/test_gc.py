@@ -418,8 +418,8 @@ def test_verify_misses_a_record_that_is_gone(root: Path, shard: ShardHistory, st
     assert document("verify", root)["damages"] == []
     (root / "totals/operator").unlink()
     (damage,) = document("verify", root, status=1)["damages"]
-    assert (damage["key"], damage["lost"]) == ("totals/operator", ["all of the operator"])
-    assert damage["problem"] == "is missing, although there are shards"
+    assert (damage["key"], damage["lost"]) == ("totals/operator", ["the whole operator"])
+    assert damage["problem"] == "is missing, although the operator has shards"
 
 
 def lie_about_the_first(path: Path, lie: str) -> None:

@@ -149,7 +149,7 @@ def test_values_that_python_does_not_have_are_shown(monkeypatch: pytest.MonkeyPa
 def test_the_last_line_of_a_history_says_that_older_values_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup, "_opened", lambda *_: ShownQuery())
     shown = CliRunner().invoke(group, ["history", "at", "op", "user=x"], catch_exceptions=False).output
-    assert shown.startswith("at micro-batch 3, 1970-01-01 00:00:00; Spark keeps none before it\n"), shown
+    assert shown.startswith("at micro-batch 3, 1970-01-01 00:00:00; nothing older is retained\n"), shown
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_key_that_holds_nothing_is_no_success(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(HoldsNothing, "held", {"state": WIDE.slice(0, 0)})
     found = getting(monkeypatch, HoldsNothing(), *how)
     assert found.exit_code == 1, found.output
-    assert how or found.output == "op holds nothing under this key\n"
+    assert how or found.output == "op has no state for this key\n"
 
 
 def test_a_key_is_printed_as_it_is_given() -> None:

@@ -23,7 +23,7 @@ from click.testing import CliRunner
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.cli import group
 from holdfast.commands.export import export, places_of_query, write_files
-from holdfast.commands.savepoint import savepoint, say_new_query
+from holdfast.commands.savepoint import print_new_query, savepoint
 from holdfast.commands.target import size
 from holdfast.errors import ConflictError, CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
@@ -89,7 +89,7 @@ def test_a_directory_without_savepoints_is_none(target: ObjectStorage, tmp_path:
     """Misspelt, or one of something else: an empty table would pass for a directory without savepoints yet."""
     target.put("notes/text", b"?")
     for url in (tmp_path, tmp_path / "misspelt"):
-        with pytest.raises(NotFoundError, match="there is no savepoint here: check the URL"):
+        with pytest.raises(NotFoundError, match="there are no savepoints here: check the URL"):
             invoke("list", url, *how)
 
 
@@ -104,13 +104,13 @@ def test_the_lines_to_paste_set_shards_where_the_name_leads_to_others(
     declare_origin(target, QueryOrigin("1-2", "1-2", "original", 7, {"totals@1-2": "1-2"}))
     declare_origin(target, QueryOrigin("3-4", "3-4", "original", 7, {"alerts": "3-4"}))
     places = "/data/app-spark-2", str(tmp_path), {}
-    say_new_query("app is rescaled", "app", "1-2", *places, as_json=False)
+    print_new_query("app is rescaled", "app", "1-2", *places, as_json=False)
     assert capsys.readouterr().out.splitlines()[2:] == [
         f'    spark.conf.set("spark.holdfast.state.dir", "{tmp_path}")  # before the query is defined',
         '    spark.conf.set("spark.holdfast.shards", "4")',
         '    df.writeStream.option("checkpointLocation", "/data/app-spark-2")',
     ]
-    say_new_query("app is restored", "app", "3-4", "s3://bucket/app-spark", *places[1:], as_json=False)
+    print_new_query("app is restored", "app", "3-4", "s3://bucket/app-spark", *places[1:], as_json=False)
     shown = capsys.readouterr().out
     assert "shards" not in shown
     assert '"checkpointLocation", "s3a://bucket/app-spark"' in shown  # Spark has no file system of the other name
@@ -155,7 +155,7 @@ def test_what_others_have_left_is_no_damage(target: ObjectStorage, tmp_path: Pat
     target.put(f"one/{key}", b"a piece")
     shown = invoke("verify", tmp_path, "one").output
     assert "one is intact" in shown
-    assert f"leftover of a repeated task or another attempt: {key}" in shown
+    assert f"leftover of a retried task or a failed attempt: {key}" in shown
     found = json.loads(invoke("verify", tmp_path, "one", "--json").output)
     assert found == {"name": "one", "damages": [], "leftovers": [key]}
 

@@ -46,14 +46,14 @@ def test_a_query_at_work_runs_since_its_start() -> None:
     assert (found.state, found.since_ms) == ("running", NOW - HOUR)
     assert found.why == "Micro-batch 29 was committed 3 s ago."
     planned = judge(Signs((begun,), log=(*times, LoggedTimes(30, NOW - S, None))), NOW)
-    assert (planned.state, planned.why) == ("running", "Micro-batch 30 is at work, planned 1 s ago.")
+    assert (planned.state, planned.why) == ("running", "Micro-batch 30 is running, planned 1 s ago.")
 
 
 def test_claims_alone_tell_that_it_runs() -> None:
     """Where its location is not known, a claim of the last five minutes does, and the answer names it."""
     found = judge(Signs((run(NOW - HOUR, NOW - 2 * MIN, 25),)), NOW)
     assert found.state == "running"
-    assert found.why == "Last seen at work 2 min ago, according to its claim in the state directory."
+    assert found.why == "Last active 2 min ago, according to its claim in the state directory."
     assert judge(Signs((run(NOW - HOUR, NOW - 6 * MIN, 25),)), NOW).state == "stale"
 
 
@@ -140,7 +140,7 @@ def test_an_hourly_trigger_with_two_deployments_runs() -> None:
 def test_a_clock_that_is_ahead_makes_no_time_negative() -> None:
     """The store's: its objects are of the future. A copied location has the times of copying, commits before plans."""
     ended = run(NOW - DAY, NOW + 5 * S, 29, has_ended=True)
-    assert judge(Signs((ended,)), NOW).why.startswith("Last seen at work now, according to its claim")
+    assert judge(Signs((ended,)), NOW).why.startswith("Last active now, according to its claim")
     copied = tuple(LoggedTimes(n, NOW, NOW - S) for n in range(10))
     assert figures(Signs(log=copied))["Micro-batch duration"][0] == "unknown"
 
@@ -221,7 +221,7 @@ def test_lost_state_is_a_failure_whatever_runs() -> None:
 
 
 def test_where_nothing_is_known_that_is_said() -> None:
-    assert judge(Signs(), NOW).why.startswith("The query has never been seen at work")
+    assert judge(Signs(), NOW).why.startswith("The query has never been active")
 
 
 def figures(signs: Signs) -> dict[str, tuple[str, str]]:

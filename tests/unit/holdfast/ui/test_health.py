@@ -31,9 +31,9 @@ from tests.unit.holdfast.ui.test_views import text
 
 OpenPage = Callable[..., FlaskClient]
 WHY = {
-    "running": "Last seen at work 4\\d s ago, according to its claim in the state directory.",
+    "running": "Last active 4\\d s ago, according to its claim in the state directory.",
     "stopped": "and its processes on this machine have ended.",
-    "stale": "Last seen at work 67 d ago, according to its claim in the state directory, which is renewed every two",
+    "stale": "Last active 67 d ago, according to its claim in the state directory, which is renewed every two",
     "failing": "Micro-batch 42 failed and is not known to have been committed since.",
 }
 
