@@ -1,9 +1,8 @@
-"""For tests: functions and processors without Spark, and contract suites for plug-ins.
+"""Test functions and processors without Spark, and test plug-ins with the contract suites.
 
-`PandasWithStateTester` runs an ``applyInPandasWithState`` function on rows and moves time by hand, `TwsTester` a
-`StatefulProcessor`. Your own backend, object storage or sink is correct if it passes `BackendContract`,
-`StorageContract` or `SinkContract`, the suites that holdfast's own must pass. They need pytest, but nothing else of
-this project's tests.
+`PandasWithStateTester` runs an ``applyInPandasWithState`` function, and `TwsTester` a `StatefulProcessor`, on the rows
+and times of a test. A backend, object storage or sink is correct if it passes `BackendContract`, `StorageContract` or
+`SinkContract`, as holdfast's own do. The suites need pytest, but no other part of this project's tests.
 """
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 _CONTRACTS = "backend_contract backend_rows_contract state_rows storage_contract sink_contract sink_scenario"
 pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in _CONTRACTS.split()))
 
-from holdfast.testing.backend_contract import BackendContract  # noqa: E402  after the lines that must stand first
+from holdfast.testing.backend_contract import BackendContract  # noqa: E402  after register_assert_rewrite
 from holdfast.testing.backend_rows_contract import MakeBackend  # noqa: E402
 from holdfast.testing.pandas_with_state_tester import PandasWithStateTester  # noqa: E402
 from holdfast.testing.sink_contract import SECRET, SinkContract  # noqa: E402

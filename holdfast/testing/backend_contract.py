@@ -7,7 +7,7 @@ Subclass it in your tests and create a backend in a fixture::
         def make_backend(self) -> MakeBackend:
             return lambda directory, tables: MyBackend(directory, tables, clock.new_id)
 
-The tests use only the methods of `Backend`, so they hold for any kind of working state.
+The tests use only the methods of `Backend`, so they apply to any kind of working state.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class BackendFilesContract(BackendRowsContract):
     # Opening frozen files in place.
 
     def test_a_frozen_version_is_read_where_it_lies(self, backend: Backend, tmp_path: Path) -> None:
-        """Look-ups answer like an open version, whatever they fetch of it, and fetch no other files."""
+        """A look-up in frozen files answers like an open version, whichever parts it fetches."""
         make_versions(backend)
         for pointer in (P1, P2):
             files = StoredElsewhere(backend.freeze(pointer), tmp_path / f"elsewhere-{pointer}")
@@ -230,7 +230,7 @@ class BackendFilesContract(BackendRowsContract):
             assert users(old, "dan", "user 1") == [None, (1,)]
 
     def test_thawing_twice_does_no_harm(self, other: Backend, copy_of: CopyOf) -> None:
-        """Two attempts restore one version, even while it is read or has descendants."""
+        """Two attempts may restore the same version, even while it is read or has descendants."""
         other.thaw(P1, copy_of(P1, other))
         with other.view(P1) as view:
             other.apply(P1, P2, no_counts("user 1"), {})
@@ -244,7 +244,7 @@ class BackendFilesContract(BackendRowsContract):
             assert users(child, "user 1", "user 2") == [None, (2,)]
 
     def test_many_thaw_the_same_version_side_by_side(self, other: Backend, copy_of: CopyOf) -> None:
-        """All find it afterwards, exactly once."""
+        """All threads find the version, which exists once."""
         folders = [copy_of(P2, other) for _ in range(6)]
 
         def thaw_and_read(folder: Path) -> list[object]:
@@ -259,7 +259,7 @@ class BackendFilesContract(BackendRowsContract):
         assert not any(folder.exists() for folder in folders)
 
     def test_a_version_is_loaded_or_thawed_whichever_comes_first(self, other: Backend, copy_of: CopyOf) -> None:
-        """A restore from commits and one from a snapshot may meet; so may a thaw and a version made here."""
+        """A restore from commits may race with a restore from a snapshot, and a thaw with a commit."""
         other.load(P1, counts(*MANY), {"step": 1})
         other.thaw(P1, copy_of(P1, other))
         other.thaw(P2, copy_of(P2, other))
@@ -270,7 +270,7 @@ class BackendFilesContract(BackendRowsContract):
             assert users(second, "user 1", "never") == [(-1,), None]
 
     def test_a_dropped_version_can_be_thawed_again(self, backend: Backend, copy_of: CopyOf) -> None:
-        """Some of its files may still be in use."""
+        """Some of the dropped version's files may still be in use."""
         folder = copy_of(P1, backend)
         backend.drop([P1])
         backend.thaw(P1, folder)
@@ -281,7 +281,7 @@ class BackendFilesContract(BackendRowsContract):
     def test_a_thawed_version_is_there_when_the_directory_is_opened_again(
         self, make_backend: MakeBackend, copy_of: CopyOf, tmp_path: Path
     ) -> None:
-        """The next process need not restore it, and finds its files in order."""
+        """The next process finds the version intact, and need not restore it."""
         with make_backend(tmp_path / "other", TABLES) as other:
             other.thaw(P2, copy_of(P2, other))
         with make_backend(tmp_path / "other", TABLES) as other:
@@ -293,7 +293,7 @@ class BackendFilesContract(BackendRowsContract):
 
     @pytest.mark.parametrize("wanted", [P1, Pointer(P2.version, "ffff"), P3], ids=str)
     def test_files_of_another_version_are_refused(self, other: Backend, copy_of: CopyOf, wanted: Pointer) -> None:
-        """A snapshot under a wrong name would take the query back, or to a dropped attempt."""
+        """A misnamed snapshot would return the query to an older version or a dropped attempt."""
         self._is_refused(other, wanted, copy_of(P2, other), CorruptionError)
 
     def test_a_missing_file_is_refused(self, backend: Backend, other: Backend, copy_of: CopyOf) -> None:
@@ -436,7 +436,7 @@ class BackendContract(BackendFilesContract):
             assert users(view, "ann") == [(1,)]
 
     def test_an_open_view_stays_good_when_its_version_is_dropped(self, backend: Backend) -> None:
-        """Immutability of views: readers and uploads are not torn by retention."""
+        """Immutability of views: retention does not disturb readers and uploads."""
         backend.apply(None, P1, counts(*((f"user {i}", i) for i in range(1000))), {})
         with backend.view(P1) as view:
             backend.apply(P1, P2, counts(("user 1", -1)), {})
@@ -463,7 +463,7 @@ class BackendContract(BackendFilesContract):
             assert contents(new, "counts") == {("ann",): (1,), ("bob",): (2,), ("cem",): (3,)}
 
     def test_a_failed_apply_makes_nothing(self, backend: Backend) -> None:
-        """Atomicity: an unknown table in one write keeps all its tables out."""
+        """Atomicity: a write that names an unknown table changes no table."""
         backend.apply(None, P1, counts(("ann", 1)), {})
         before = backend.statistics()
         with pytest.raises(NotFoundError):
@@ -472,7 +472,7 @@ class BackendContract(BackendFilesContract):
         assert backend.statistics() == before
 
     def test_a_closed_view_says_so(self, backend: Backend) -> None:
-        """A view used after close is an error, not an empty answer; closing twice is fine."""
+        """Reading a closed view raises an error instead of finding nothing; closing twice is fine."""
         backend.apply(None, P1, counts(("ann", 1)), {})
         view = backend.view(P1)
         view.close()
@@ -515,7 +515,7 @@ class BackendContract(BackendFilesContract):
             assert answers(view, "members", keys_of(MEMBERS, [(b"ann",), (b"",)])) == [None, ()]
 
     def test_properties_are_kept_with_their_version(self, backend: Backend) -> None:
-        """The commit log finds a version's chain where it stored it."""
+        """The commit log keeps a version's chain in its properties."""
         properties = {"chain": [{"kind": "commit", "size_bytes": 2**53}], "text": "ü", "none": None, "float": 0.1}
         backend.apply(None, P1, {}, properties)
         backend.apply(P1, P2, {}, {})

@@ -36,7 +36,7 @@ from holdfast.testing.state_rows import (
 )
 
 MakeBackend = Callable[[Path, Mapping[str, TableSchema]], Backend]
-#: Several rows a key, by time.
+#: Several rows per key, ordered by time.
 VISITS = TableSchema.of(
     "visits",
     pa.schema([("user", pa.string()), ("at", pa.timestamp("us", "UTC")), ("n", pa.int64())]),
@@ -48,17 +48,17 @@ Span = tuple[str | None, int, int]
 
 
 def visits(rows: list[Row], value: Row | None) -> dict[str, Run]:
-    """Return the write of one value, or the delete, of some rows of `VISITS`."""
+    """Return a write of `value` to rows of `VISITS`, or a delete if it is None."""
     return {"visits": run_of(VISITS, [(row, value) for row in rows], [HASH_OF_USER[row[0]] for row in rows])}
 
 
 def is_near(row: Row, spans: list[Span]) -> bool:
-    """Tell whether a row of `VISITS` is in one of the spans."""
+    """Return whether a row of `VISITS` is in one of the spans."""
     return row[1] is not None and any(row[0] == user and first <= row[1] <= last for user, first, last in spans)
 
 
 def visits_near(view: View, spans: list[Span]) -> list[Row]:
-    """Return the keys of `VISITS` in spans; fails where a scan of these yields one twice, or a delete."""
+    """Return the keys of `VISITS` in spans; fails if a scan repeats a key or yields a delete."""
     users = [(user,) for user, _, _ in spans]
     keys = keys_of(VISITS.prefix(1), users, [HASH_OF_USER[user] for (user,) in users])
     first, last = (np.array([span[end] for span in spans], np.int64) for end in (1, 2))
@@ -96,7 +96,7 @@ class BackendRowsContract:
             assert contents(view, "counts") == {("ann",): (None,), ("bob",): (None,)}
 
     def test_delete_then_put_and_put_then_delete(self, backend: Backend) -> None:
-        """The last of several writes to one key in one run counts."""
+        """Of several writes to a key in one run, the last wins."""
         both = [(("ann",), None), (("ann",), (2,)), (("bob",), (3,)), (("bob",), None)]
         backend.apply(None, P1, counts(("ann", 1)), {})
         backend.apply(P1, P2, {"counts": run_of(COUNTS, both)}, {})
@@ -312,7 +312,7 @@ class BackendRowsContract:
 
     @pytest.mark.parametrize("others", [[], ["bob", None]], ids=["alone", "with others of its hash"])
     def test_a_scan_of_ranges(self, make_backend: MakeBackend, tmp_path: Path, others: list[str | None]) -> None:
-        """Of keys with any number of rows, those near some times: each once, and none that was deleted."""
+        """A scan returns the rows of keys in ranges of times, each once, without deleted rows."""
         rows: list[Row] = [("ann", 10 * i, i % 7) for i in range(3_000)]
         rows += [(user, 10 * i, 1) for user in ("cem", *others) for i in range(20)]
         rows += [(user, None, 1) for user in others]
@@ -320,7 +320,7 @@ class BackendRowsContract:
         new: list[Row] = [("ann", 15, 1), ("cem", 15, 1)]
         live = [*(row for row in rows if row not in gone), *new]
         ends = -(2**63), 2**63 - 1
-        asked: list[list[Span]] = [
+        requests: list[list[Span]] = [
             [("ann", 100, 200)],
             [("ann", 100, 200), ("ann", 20_000, 20_100), ("cem", 0, 15), ("ann", 15, 15), ("ann", 201, 240)],
             [("ann", 30, 30), ("ann", 101, 109), ("ann", 300, 200), ("cem", 1_000, 2_000), ("ann", 101, 109)],
@@ -333,12 +333,12 @@ class BackendRowsContract:
             backend.apply(P1, P2, visits(gone, None), {})
             backend.apply(P2, P3, visits(new, ("new",)), {})
             with backend.view(P3) as view:
-                for spans in asked:
+                for spans in requests:
                     expected = [row for row in live if is_near(row, spans)]
                     assert visits_near(view, spans) == sorted(expected, key=repr)
 
     def test_tables_without_values_and_lookups_of_nothing(self, backend: Backend) -> None:
-        """A table that was never written is empty; a look-up of no keys is answered."""
+        """A table that was never written is empty; a look-up of no keys returns nothing."""
         backend.apply(None, P1, counts(("ann", 1)), {})
         with backend.view(P1) as view:
             assert contents(view, "members") == contents(view, "pairs") == {}

@@ -13,7 +13,7 @@ _KINDS: tuple[type[T.DataType], ...] = (
     *(T.BinaryType, T.BooleanType, T.ByteType, T.DateType, T.DoubleType, T.FloatType, T.IntegerType, T.LongType),
     *(T.ShortType, T.StringType, T.TimestampType, T.TimestampNTZType),
 )
-#: By each of a type's names: ``long`` and ``bigint`` are one.
+#: Types by name, including synonyms such as ``long`` and ``bigint``.
 _TYPES = {name: kind() for kind in _KINDS for name in (kind.typeName(), kind().simpleString())} | {
     "real": T.FloatType(),
     "timestamp_ltz": T.TimestampType(),
@@ -21,7 +21,7 @@ _TYPES = {name: kind() for kind in _KINDS for name in (kind.typeName(), kind().s
 
 
 def parse_schema(schema: T.StructType | str) -> T.StructType:
-    """Return a schema given in any form that Spark accepts. Raises `InvalidArgumentError`."""
+    """Parse a schema given in any form that Spark accepts. Raises `InvalidArgumentError`."""
     if isinstance(schema, T.StructType):
         return schema
     parser = _Parser(schema)

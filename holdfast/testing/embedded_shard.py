@@ -1,4 +1,4 @@
-"""One shard in this process: runs a `ShardFunction` call by call on lasting state, without Spark."""
+"""A shard in this process: runs a `ShardFunction` on its state, one micro-batch after another, without Spark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.spark_integration.shard.operator import BatchTimes, ShardFunction,
 
 
 class EmbeddedShard:
-    """The newest version of a shard and the time of its next call; a failed call leaves no trace."""
+    """A shard's newest version and its earliest timer; a failed call changes nothing."""
 
     def __init__(self, operator: str, function: ShardFunction, key_types: pa.Schema) -> None:
         self._operator = operator

@@ -1,4 +1,4 @@
-"""A storage that fails on demand: wraps any storage behind the same seam, for tests of the layers above.
+"""A storage that fails on demand: wraps any storage, for tests of the layers above.
 
 ::
 
@@ -7,15 +7,15 @@
     ...
     storage.assert_all_hit()             # a fault that never fired proves nothing
 
-    kind          what the caller sees                         what the storage underneath has
-    fail          the error                                    nothing was done
-    lose_reply    the error                                    it was done
-    delay         the result, after `wait` returned            it was done
-    stop          nothing: `stop` is called first              nothing was done
-    stop_after    nothing: `stop` is called afterwards         it was done
+    kind          what the caller sees                         the wrapped storage
+    fail          the error                                    does nothing
+    lose_reply    the error                                    performs the operation
+    delay         the result, once `wait` has returned         performs the operation
+    stop          nothing: `stop` is called first              does nothing
+    stop_after    nothing: `stop` is called afterwards         performs the operation
 
-Operations that match a fault are counted from 1, over all threads. So a crash test runs its job once without faults,
-reads `len(storage.operations)`, and then stops it at each n in turn.
+Operations that match a fault are counted from 1, over all threads. A crash test runs its job once without faults, reads
+`len(storage.operations)`, and then stops the job at each operation in turn.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Test an ``applyInPandasWithState`` function without Spark: rows in, rows out, time advanced by hand.
 
-It runs a query's loop over keys, with the same frames, states and timeouts, without Spark and files.
+It runs a query's own loop over keys, with the same frames, states and timeouts, but without Spark or files.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class PandasWithStateTester:
     eventTime : str, optional
         The input's column that carries the watermark, a timestamp or a window; without it there is no watermark.
     timezone : str, default "UTC"
-        Of the session.
+        The session's time zone.
     rowsEach : int, default 10000
-        Rows of the largest frame, as ``spark.sql.execution.arrow.maxRecordsPerBatch``.
+        The largest number of rows in a frame, as ``spark.sql.execution.arrow.maxRecordsPerBatch``.
     timeouts : {"documented", "spark"}, default "documented"
         As ``spark.holdfast.timeouts``.
 
@@ -166,7 +166,7 @@ class PandasWithStateTester:
         Raises
         ------
         InvalidArgumentError
-            It would go back, or no column carries it.
+            The watermark would go back, or there is no `eventTime`.
         """
         if self._event_time is None:
             raise InvalidArgumentError("there is no watermark: name its column in eventTime")

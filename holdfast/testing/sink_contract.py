@@ -10,23 +10,21 @@
 
         @pytest.fixture
         def options(self):
-            return {
-                "password": f"{SECRET}-1"
-            }  # the suite looks for it where it must not be; or name your own: `secrets`
+            return {"password": f"{SECRET}-1"}  # must never leak; or set your own `secrets`
 
         def shown(self, sink):
             return read_my(self.place)  # a table, as any reader sees it
 
-        def restart_target(self):  # optional: where the target is a server
+        def restart_target(self):  # optional: if the target is a server
             self.server.kill()
             self.server.start()
 
 pytest collects the subclass; write one for each way in which the sink writes. Override `schema`, `rows` and
 `unfit_schemas` if the target does not take such rows. Tests are named after the invariants of
-`holdfast.spark_integration.sinks.two_phase_sink`. Workers and drivers are processes, which are really killed; nothing
-is skipped for a sink that cannot do it.
+`holdfast.spark_integration.sinks.two_phase_sink`. Workers and drivers are processes that the tests kill. No test
+is skipped for a sink that fails it.
 
-`SinkKills` is the part in which processes are killed: before, after and in the middle of each step.
+`SinkKills` has the tests that kill processes before, during and after each step.
 """
 
 from __future__ import annotations
@@ -44,9 +42,9 @@ from holdfast.testing.sink_scenario import ROWS, SECRET, SinkScenario, SinkWorke
 
 __all__ = ["SECRET", "SinkContract"]
 
-#: Milliseconds from the begin of a step to the kill, so that some kills come in its middle.
+#: Milliseconds from the start of a step to the kill, so that some kills interrupt the step.
 DELAYS_MS = (0, 1, 3, 10, 30)
-#: Where a worker may die, with the step in whose middle it does.
+#: When a worker is killed: during or after a step.
 WORKER_DIES = ("in begin", "after begin", "in write", "after write", "in prepare", "after prepare")
 
 
@@ -55,7 +53,7 @@ class SinkKills(SinkScenario):
 
     @pytest.mark.parametrize("moment", WORKER_DIES)
     def test_apart_a_killed_worker_and_its_next_attempt(self, sink: TwoPhaseSink, moment: str) -> None:
-        """Spark repeats a killed task while its driver lives: only the repeat is shown, then and later."""
+        """Spark retries a killed task while the driver lives: only the retry's rows ever appear."""
         sink.open(self.query, self.schema())
         committed: list[pa.Table] = []
         for batch_id, delay_ms in enumerate(self._delays(moment)):
@@ -71,7 +69,7 @@ class SinkKills(SinkScenario):
 
     @pytest.mark.parametrize("moment", WORKER_DIES)
     def test_found_what_a_killed_worker_left(self, sink: TwoPhaseSink, moment: str) -> None:
-        """The driver and the target's server die as well: the next run aborts everything and writes again."""
+        """The driver and the target's server die, too: the next run aborts everything and writes again."""
         sink.open(self.query, self.schema())
         for delay_ms in self._delays(moment):
             handles = self._killed_worker(sink, moment, 0, delay_ms)
@@ -84,7 +82,7 @@ class SinkKills(SinkScenario):
 
     @pytest.mark.parametrize("delay_ms", DELAYS_MS)
     def test_idempotent_commit_of_a_killed_driver(self, sink: TwoPhaseSink, delay_ms: int) -> None:
-        """A driver dies in a commit of several partitions; the next commits again: all rows appear once."""
+        """A driver dies while committing several partitions; the next commits again, and all rows appear once."""
         sink.open(self.query, self.schema())
         first = self.write_batch(sink, 0)
         tables = [self.rows(ROWS, seed=i) for i in range(3)]
@@ -116,7 +114,7 @@ class SinkKills(SinkScenario):
 
     @pytest.mark.parametrize("delay_ms", DELAYS_MS)
     def test_a_driver_killed_while_it_opens_the_target(self, sink: TwoPhaseSink, delay_ms: int) -> None:
-        """What a killed `open` left incomplete, the next `open` makes."""
+        """The next `open` completes what a killed `open` began."""
         with SinkWorker(sink) as driver:
             kill_after(driver, delay_ms, "sink.open", self.query, self.schema())
         self.begin_again(sink)
@@ -148,7 +146,7 @@ class SinkContract(SinkKills):
     """The suite; see the module."""
 
     def test_invisible_until_committed_and_then_whole(self, sink: TwoPhaseSink) -> None:
-        """Neither written nor prepared nor confirmed rows are shown; committed ones are, each once."""
+        """Written, prepared and confirmed rows are invisible; committed rows appear once."""
         sink.open(self.query, self.schema())
         rows = self.rows(ROWS, seed=1)
         with self.written(sink, self.attempt(), rows) as worker:
@@ -162,7 +160,7 @@ class SinkContract(SinkKills):
         assert list(sink.leftovers(self.query)) == []
 
     def test_invisible_until_committed_also_beside_earlier_micro_batches(self, sink: TwoPhaseSink) -> None:
-        """Micro-batches add up; the next one is as invisible as the first."""
+        """Each micro-batch stays invisible until its own commit."""
         sink.open(self.query, self.schema())
         first = self.write_batch(sink, 0)
         rows = self.rows(ROWS, seed=2)
@@ -172,7 +170,7 @@ class SinkContract(SinkKills):
         self.expect(sink, first, rows)
 
     def test_invisible_when_the_worker_gives_up(self, sink: TwoPhaseSink) -> None:
-        """A worker that aborts leaves nothing, and the partition's next attempt is shown alone."""
+        """An aborted attempt leaves nothing: only the partition's next attempt appears."""
         sink.open(self.query, self.schema())
         with self.written(sink, self.attempt(), self.rows(ROWS, seed=1)) as worker:
             worker.ask("abort")
@@ -184,7 +182,7 @@ class SinkContract(SinkKills):
         self.expect(sink, rows)
 
     def test_prepared_survives_worker_driver_and_server(self, sink: TwoPhaseSink) -> None:
-        """What was prepared is committed by another process, after the target's server was killed."""
+        """Another process can commit prepared rows after the target's server was killed."""
         sink.open(self.query, self.schema())
         rows = self.rows(ROWS, seed=1)
         handle = self.prepared(sink, self.attempt(), rows)
@@ -223,7 +221,7 @@ class SinkContract(SinkKills):
         self.expect(sink, first, *tables)
 
     def test_idempotent_abort(self, sink: TwoPhaseSink) -> None:
-        """Aborting twice is fine, alone or among others."""
+        """Aborting a handle again, alone or with others, is fine."""
         sink.open(self.query, self.schema())
         handles = [self.prepared(sink, self.attempt(0, i), self.rows(ROWS, seed=i)) for i in range(2)]
         sink.abort(self.query, [])
@@ -234,7 +232,7 @@ class SinkContract(SinkKills):
         assert list(sink.leftovers(self.query)) == []
 
     def test_idempotent_commit_with_gaps(self, sink: TwoPhaseSink) -> None:
-        """A micro-batch without rows is not committed at all: the next one is."""
+        """Micro-batches without rows are not committed, so numbers may have gaps."""
         sink.open(self.query, self.schema())
         self.expect(sink)
         first = self.write_batch(sink, 1)
@@ -243,19 +241,19 @@ class SinkContract(SinkKills):
         self.expect(sink, first, second)
 
     def test_final_open_of_another_target_raises(self, sink: TwoPhaseSink) -> None:
-        """A decided sink changes nothing in a target that does not know its query, if targets keep marks."""
+        """With micro-batches decided, a target that does not know the query is refused, if targets keep marks."""
         decided = replace(self.query, was_shown=-1)
         try:
-            assert sink.open(decided, self.schema()) is None, "it shows nothing of what was decided"
+            assert sink.open(decided, self.schema()) is None, "an unknown target must be refused"
         except StateLostError as exc:
             self.check_error(exc)
         sink.open(self.query, self.schema())
-        assert sink.open(decided, self.schema()) in (-1, None), "the query itself is known from its first start on"
+        assert sink.open(decided, self.schema()) in (-1, None), "the target knows the query since its first start"
         rows = self.write_batch(sink, 0)
         self.expect(sink, rows)
 
     def test_final_commit_after_abort_raises(self, sink: TwoPhaseSink) -> None:
-        """Lost results are never taken for committed ones, however often one asks."""
+        """Lost results never count as committed, however often they are committed."""
         sink.open(self.query, self.schema())
         first = self.write_batch(sink, 0)
         handle = self.prepared(sink, self.attempt(1), self.rows(ROWS, seed=1))
@@ -269,7 +267,7 @@ class SinkContract(SinkKills):
 
     @pytest.mark.parametrize("chosen", [0, 1])
     def test_apart_two_attempts_at_once(self, sink: TwoPhaseSink, chosen: int) -> None:
-        """Two workers write one partition at once: only the chosen attempt is shown."""
+        """Two workers write one partition at once: only the chosen attempt's rows appear."""
         sink.open(self.query, self.schema())
         tables = [self.rows(ROWS, seed=1, attempt=i) for i in range(2)]
         with (
@@ -286,7 +284,7 @@ class SinkContract(SinkKills):
         self.expect(sink, tables[chosen])
 
     def test_apart_a_slow_attempt_does_not_block_the_commit(self, sink: TwoPhaseSink) -> None:
-        """A worker that still writes when its micro-batch is committed blocks nothing, and comes too late."""
+        """A worker that still writes does not block its micro-batch's commit, and its own rows never appear."""
         sink.open(self.query, self.schema())
         rows = self.rows(ROWS, seed=1, attempt=1)
         with self.written(sink, self.attempt(), self.rows(ROWS, seed=1)) as slow:
@@ -301,7 +299,7 @@ class SinkContract(SinkKills):
         self.expect(sink, rows)
 
     def test_apart_partitions_at_once(self, sink: TwoPhaseSink) -> None:
-        """Partitions of a micro-batch are written, prepared and committed side by side."""
+        """Partitions of a micro-batch can be written, prepared and committed concurrently."""
         sink.open(self.query, self.schema())
         tables = [self.rows(ROWS + i, seed=i) for i in range(4)]
         with ExitStack() as stack:
@@ -316,7 +314,7 @@ class SinkContract(SinkKills):
         self.expect(sink, *tables)
 
     def test_apart_a_spare_handle_changes_nothing_that_is_shown(self, sink: TwoPhaseSink) -> None:
-        """Attempts that reuse an old committed handle are as invisible, found and final as others."""
+        """The same rules apply to attempts that reuse an old committed handle."""
         sink.open(self.query, self.schema())
         tables = [self.rows(ROWS, seed=i) for i in range(4)]
         handles = [self._committed(sink, self.attempt(0), tables[0]), self._committed(sink, self.attempt(1), tables[1])]
@@ -346,14 +344,14 @@ class SinkContract(SinkKills):
         first = self.write_batch(sink, 0)
         lost = [self.prepared(sink, self.attempt(1, i), self.rows(ROWS, seed=i)) for i in range(3)]
         left = [self.carried(handle) for handle in sink.leftovers(self.query)]
-        assert [handle for handle in lost if handle not in left] == [], "leftovers are known by equal handles"
+        assert [handle for handle in lost if handle not in left] == [], "leftovers must return equal handles"
         self.restart_target()
         self.begin_again(sink)
         self.expect(sink, first)
         self.expect_lost(sink, 1, *lost)
 
     def test_found_by_the_query_that_replaces_the_dead_one(self, sink: TwoPhaseSink) -> None:
-        """A query that replaces another first aborts what that one prepared, by its id."""
+        """A query that replaces another first aborts what the other prepared."""
         sink.open(self.query, self.schema())
         first = self.write_batch(sink, 0)
         lost = self.prepared(sink, self.attempt(1), self.rows(ROWS, seed=1))
@@ -376,7 +374,7 @@ class SinkContract(SinkKills):
         self.expect(sink, rows)
 
     def test_the_newest_micro_batch_is_remembered_or_never(self, sink: TwoPhaseSink) -> None:
-        """A target that keeps a mark always shows it: first none, then that of the newest committed micro-batch."""
+        """A target that keeps marks returns the newest committed micro-batch, and -1 before the first."""
         newest = sink.open(self.query, self.schema())
         marks = newest is not None
         assert newest in (None, -1)
@@ -387,12 +385,12 @@ class SinkContract(SinkKills):
         self.restart_target()
         assert self.begin_again(sink) == (7 if marks else None)
         heir = self.successor(replaces=True)
-        assert self.take_over(sink, heir) == (-1 if marks else None), "that of another query"
+        assert self.take_over(sink, heir) == (-1 if marks else None), "the mark is the other query's"
         self.write_batch(sink, 3, heir)
         assert self.begin_again(sink, heir) == (3 if marks else None)
 
     def test_another_query_needs_consent(self, sink: TwoPhaseSink) -> None:
-        """A second query is refused, unless it replaces the first; from then on the first one is refused."""
+        """A second query is refused unless it replaces the first, which is refused from then on."""
         sink.open(self.query, self.schema())
         first = self.write_batch(sink, 0)
         with self.raises(ConflictError):

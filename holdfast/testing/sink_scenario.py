@@ -1,4 +1,4 @@
-"""What a sink's author supplies for its contract, and the steps of its tests, in processes that tests can kill."""
+"""Fixtures that a sink's author supplies, and the steps of the contract's tests, in processes that tests can kill."""
 
 from __future__ import annotations
 
@@ -34,15 +34,14 @@ if TYPE_CHECKING:
 
 #: How long a step may take before a test fails.
 PATIENCE_S = 60.0
-#: Our sinks, with the libraries that they import: else each process imports them when it gets its pickled sink, and the
-#: Delta sink's commits when it first commits. What is not installed is passed over.
+#: holdfast's sinks, preloaded with their libraries so that not each process imports them. Missing modules are ignored.
 _SINKS = tuple(
     f"holdfast.spark_integration.sinks.{name}"
     for name in ("delta.commits", "delta.sink", "kafka.sink", "files.parquet", "postgres.sink")
 )
 #: Part of a credential in the options of a test.
 SECRET = "not-to-be-seen"  # noqa: S105  a mark, not a password
-#: The driver keeps the handles of all partitions in one object.
+#: Limit per handle: the driver stores the handles of all partitions in one object.
 HANDLE_BYTES_MAX = 8192
 ROWS = 120
 _processes = multiprocessing.get_context("forkserver")
@@ -65,12 +64,12 @@ class SinkWorker:
         self.kill()
 
     def start(self, step: str, *arguments: object) -> None:
-        """Begin a step, for `kill` in the middle; returns once the process has taken it."""
+        """Start a step, which `kill` can interrupt; returns once the process has received it."""
         self._here.send((step, arguments))
         assert self._reply() == ("taken", None)
 
     def finish(self) -> Any:
-        """Wait for the step that `start` began."""
+        """Wait for the started step, and return its result."""
         kind, value = self._reply()
         if kind == "raised":
             raise value
@@ -85,26 +84,26 @@ class SinkWorker:
         self._here.close()
 
     def ask(self, step: str, *arguments: object) -> Any:
-        """Take a step of the only transaction of this process, as a worker does, or ``sink.…``, as a driver does."""
+        """Run a step of the process's transaction, as a worker does, or ``sink.…``, as a driver does."""
         self.start(step, *arguments)
         return self.finish()
 
     def _reply(self) -> tuple[str, Any]:
         if not self._here.poll(PATIENCE_S):
-            raise AssertionError(f"a worker does not answer for {PATIENCE_S:.0f} s: does another transaction block it?")
+            raise AssertionError(f"no answer from a worker for {PATIENCE_S:.0f} s: does another transaction block it?")
         reply: tuple[str, Any] = self._here.recv()
         return reply
 
 
 def kill_after(worker: SinkWorker, delay_ms: int, step: str, *arguments: object) -> None:
-    """Begin a step, and kill the worker after a delay: before, during or after the step."""
+    """Start a step, and kill the worker after a delay: before, during or after the step."""
     worker.start(step, *arguments)
     clock.sleep_ms(delay_ms)
     worker.kill()
 
 
 def _serve(parent: Connection, sink: TwoPhaseSink) -> None:
-    """Take steps until killed."""
+    """Run steps until killed."""
     transactions: list[SinkTransaction] = []
     while True:
         try:
@@ -116,7 +115,7 @@ def _serve(parent: Connection, sink: TwoPhaseSink) -> None:
             reply = ("done", _take(step, arguments, sink, transactions))
         except HoldfastError as exc:
             reply = ("raised", exc)
-        except Exception as exc:  # noqa: BLE001  shown where the test runs; these need not pickle
+        except Exception as exc:  # noqa: BLE001  reported to the test; may not pickle
             reply = ("raised", AssertionError(f"{step} raised {type(exc).__name__}: {exc}"))
         parent.send(reply)
 
@@ -159,13 +158,13 @@ class SinkScenario:
         return pa.schema([("key", pa.int64()), ("word", pa.string()), ("amount", pa.float64())])
 
     def rows(self, n: int, seed: int, attempt: int = 0) -> pa.Table:
-        """Return `n` rows: another seed has other keys; another attempt has the same keys with other values."""
+        """Return `n` rows; the seed determines the keys, the attempt the values."""
         keys = [seed * 1_000_000 + i for i in range(n)]
         words = [f"row {i} of attempt {attempt}" for i in range(n)]
         return pa.table([keys, words, [attempt + i / 4 for i in range(n)]], schema=self.schema())
 
     def unfit_schemas(self) -> list[pa.Schema]:
-        """Return schemas that a target with rows of `schema` does not fit: by default a type, and a missing column."""
+        """Return schemas that do not fit a target with rows of `schema`; by default a changed and a missing column."""
         schema = self.schema()
         other = pa.binary() if schema[-1].type != pa.binary() else pa.float64()
         return [schema.set(len(schema) - 1, pa.field(schema[-1].name, other)), schema.remove(len(schema) - 1)]
@@ -243,7 +242,7 @@ class SinkScenario:
     def end_leftovers(self, sink: TwoPhaseSink, query: SinkQuery) -> None:
         """Abort what a query's dead attempts have prepared."""
         sink.abort(query, [self.carried(handle) for handle in sink.leftovers(query)])
-        assert list(sink.leftovers(query)) == [], "what was aborted is no leftover"
+        assert list(sink.leftovers(query)) == [], "aborted handles must not be leftovers"
 
     def take_over(self, sink: TwoPhaseSink, heir: SinkQuery) -> int | None:
         """Start as a run that replaces this test's query."""
@@ -255,7 +254,7 @@ class SinkScenario:
         assert _sorted(self.shown(sink)) == _sorted(*tables)
 
     def seen_of(self, sink: TwoPhaseSink, tables: Sequence[pa.Table]) -> list[pa.Table]:
-        """Return which of the tables a reader sees; each must be there as a whole or not at all."""
+        """Return the tables that a reader sees; each must be visible whole or not at all."""
         found = _sorted(self.shown(sink))
         seen = [table for table in tables if _sorted(table)[0] in found]
         assert found == _sorted(*seen), "a part of a partition is visible"

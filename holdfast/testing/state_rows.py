@@ -1,4 +1,4 @@
-"""Rows of state for tests: schemas, every type that Spark state can have, and short ways to write and read them."""
+"""Rows of state for tests: schemas, values of every type in Spark's state, and helpers to write and read rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TABLES = {table.name: table for table in (COUNTS, PAIRS, MEMBERS)}
 
 _DAY = dt.date(1969, 12, 31)
 INSTANT = dt.datetime(2024, 2, 29, 23, 59, 59, 999999, tzinfo=dt.UTC)
-_LOCAL = dt.datetime(1582, 10, 4, 1, 2, 3)  # noqa: DTZ001  a time without zone is meant
+_LOCAL = dt.datetime(1582, 10, 4, 1, 2, 3)  # noqa: DTZ001  a time without a zone is intended
 _POINT = pa.struct([("x", pa.float64()), ("tags", pa.list_(pa.string()))])
 
 P1, P2, P3 = (Pointer(v, f"{v}{v}aa") for v in (1, 2, 3))
@@ -65,7 +65,7 @@ VALUE_TYPES: list[tuple[pa.DataType, Any, Any]] = [
 
 
 def hash_of(row: object) -> int:
-    """Return a 64-bit hash: any function that gives equal keys equal hashes."""
+    """Return a 64-bit hash; equal keys have equal hashes."""
     text = repr(row).encode()
     return zlib.crc32(text) << 32 | zlib.crc32(text[::-1])
 
@@ -96,17 +96,17 @@ def run_of(schema: TableSchema, rows: Sequence[tuple[Row, Row | None]], hashes: 
 
 
 def counts(*rows: tuple[str | None, int | None]) -> dict[str, Run]:
-    """Return the write of (user, n) into the table `COUNTS`."""
+    """Return a write of (user, n) rows to the table `COUNTS`."""
     return {"counts": run_of(COUNTS, [((user,), (n,)) for user, n in rows])}
 
 
 def no_counts(*users: str | None) -> dict[str, Run]:
-    """Return the delete of users from the table `COUNTS`."""
+    """Return a delete of users from the table `COUNTS`."""
     return {"counts": run_of(COUNTS, [((user,), None) for user in users])}
 
 
 def plain(value: Any) -> Any:
-    """Return a value as one that compares and hashes: NaN equals itself, -0.0 is 0.0, nested are tuples."""
+    """Convert a value to a hashable one: NaN equals itself, -0.0 becomes 0.0, nested values become tuples."""
     if isinstance(value, float):
         return "NaN" if math.isnan(value) else value + 0.0
     if isinstance(value, dict):

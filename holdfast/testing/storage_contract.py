@@ -13,8 +13,8 @@
             with open_storage("my://place/of/this/test", options) as storage:
                 yield storage
 
-pytest collects the subclass; write one for each storage. Nothing here is skipped: a storage that fails a test is not
-one for holdfast.
+pytest collects the subclass; write one for each storage. No test is skipped: holdfast cannot use a storage
+that fails one.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ UNUSUAL_KEYS = (
     "s" * 255,
     "/".join(["d" * 50] * 15),
 )
-"""Keys that must work and stay apart, however a file system or protocol spells them."""
+"""Keys that must work and stay distinct, however a file system or protocol spells them."""
 
 _BUFFERS: tuple[tuple[str, Callable[[bytes], Buffer]], ...] = (
     ("bytes", bytes),
@@ -101,7 +101,7 @@ class StorageContract:
     Attributes
     ----------
     large_bytes : int
-        A size that the storage handles in another way than small ones, if it has such a size.
+        A size from which the storage handles objects differently, if any.
     """
 
     large_bytes = 1 << 20
@@ -117,7 +117,7 @@ class StorageContract:
         return storage
 
     def test_what_was_put_is_got(self, storage: ObjectStorage, other: ObjectStorage) -> None:
-        """Bytes come back unchanged, as a flat read-only view, by any client."""
+        """Bytes come back unchanged, as a flat read-only view, from any client."""
         storage.put("a/b", b"\x00\xffbytes")
         for client in (storage, other):
             got = client.get("a/b")
@@ -133,7 +133,7 @@ class StorageContract:
         assert [info.size_bytes for info in storage.list("")] == [size]
 
     def test_large(self, storage: ObjectStorage) -> None:
-        """A large object comes back whole, from a buffer that is not bytes, of an odd size."""
+        """A large object of an odd size, put from a buffer other than bytes, comes back whole."""
         data = memoryview(bytes(range(251)) * (self.large_bytes // 251 + 1))
         storage.put("large", data)
         assert bytes(storage.get("large")) == data
@@ -141,7 +141,7 @@ class StorageContract:
 
     @pytest.mark.parametrize("make", [make for _, make in _BUFFERS], ids=[name for name, _ in _BUFFERS])
     def test_any_buffer(self, storage: ObjectStorage, make: Callable[[bytes], Buffer]) -> None:
-        """Any contiguous buffer is taken as its bytes."""
+        """Any contiguous buffer is stored as its bytes."""
         storage.put("o", make(b"01234567"))
         assert bytes(storage.get("o")) == b"01234567"
 
@@ -153,13 +153,13 @@ class StorageContract:
         assert bytes(storage.get("o")) == b"before"
 
     def test_scattered_buffer_is_refused(self, storage: ObjectStorage) -> None:
-        """A buffer that is not contiguous is an error of the caller."""
+        """A buffer that is not contiguous is the caller's error."""
         with pytest.raises(InvalidArgumentError, match="contiguous"):
             storage.put("o", memoryview(b"0123")[::2])
         assert not storage.list("")
 
     def test_absent_object(self, storage: ObjectStorage) -> None:
-        """What was never put is not found, and the error names its place."""
+        """A missing object raises an error that names its storage and key."""
         storage.put("a/b", b"1")
         for key in ("x", "a", "a/x", "a/b/c", "x/y/z"):
             with pytest.raises(NotFoundError) as caught:
@@ -195,11 +195,11 @@ class StorageContract:
             storage.get_range("a/c", 0, 1)
 
     def test_what_is_too_large_takes_no_memory(self, storage: ObjectStorage) -> None:
-        """It is refused before it fills memory: neither a broken store nor a planted object exhausts a worker."""
+        """An object over the limit is refused before it fills memory: a planted object cannot exhaust a worker."""
         size_bytes = 48 << 20
         storage.put("o", bytes(size_bytes))
         storage.put("small", bytes(1_000))
-        storage.get("small")  # what the first call of its kind allocates is not what is measured
+        storage.get("small")  # so that one-time allocations are not measured
         for limit_bytes in (1_000, 1 << 20):
             tracemalloc.start()
             try:
@@ -211,10 +211,10 @@ class StorageContract:
             assert peak_bytes < limit_bytes + (4 << 20)
         with pytest.raises(CorruptionError, match=f"limit_bytes={NOTICE_BYTES_MAX}"):
             storage.get("o")
-        assert storage.get("o", size_bytes) == bytes(size_bytes), "who expects as much gets it"
+        assert storage.get("o", size_bytes) == bytes(size_bytes), "a sufficient limit"
 
     def test_what_is_small_takes_little_memory(self, storage: ObjectStorage) -> None:
-        """Whatever size it may have: a worker's address space may be limited, too."""
+        """A high limit reserves no memory: a worker's address space may be limited."""
         storage.put("o", b"1234")
         storage.get("o")
         tracemalloc.start()
@@ -226,7 +226,7 @@ class StorageContract:
         assert peak_bytes < 64 << 20
 
     def test_put_again(self, storage: ObjectStorage) -> None:
-        """A second put of one key, as after an unclear failure, leaves one whole object."""
+        """A second put of the same key, as after a lost reply, leaves one whole object."""
         storage.put("k", b"x" * 10_000)
         storage.put("k", b"x" * 10_000)
         assert bytes(storage.get("k")) == b"x" * 10_000
@@ -248,7 +248,7 @@ class StorageContract:
         assert bytes(storage.get("f/k")) == b"next"
 
     def test_a_large_object_if_absent(self, storage: ObjectStorage) -> None:
-        """What `put` would store in parts is whole here, too."""
+        """`put_if_absent` also stores objects that `put` would upload in parts."""
         data = bytes(range(251)) * (self.large_bytes // 251 + 1)
         storage.put_if_absent("large", data)
         storage.put_if_absent("large", data)
@@ -259,7 +259,7 @@ class StorageContract:
     def test_one_of_many_is_first(self, storage: ObjectStorage, other: ObjectStorage) -> None:
         """Of threads that put different bytes under one key at once, one succeeds, and its bytes stay.
 
-        Set it to None for a storage that looks before it puts.
+        Set it to None for a storage whose check and put are not atomic.
         """
 
         def put(number: int) -> bool:
@@ -298,7 +298,7 @@ class StorageContract:
                 storage.list(prefix)
 
     def test_unusual_keys(self, storage: ObjectStorage) -> None:
-        """Keys mean their characters and nothing else."""
+        """No character of a key has a special meaning."""
         for number, key in enumerate(UNUSUAL_KEYS):
             storage.put(f"u/{key}", str(number).encode())
         for number, key in enumerate(UNUSUAL_KEYS):
@@ -376,7 +376,7 @@ class StorageContract:
 
         def read() -> None:
             has_ended = False
-            while not has_ended:  # once more afterwards, so that something is seen in any case
+            while not has_ended:  # once more afterwards, so that `seen` is never empty
                 has_ended = done.is_set()
                 seen.update(info.size_bytes for info in other.list("w/"))
 
@@ -391,7 +391,7 @@ class StorageContract:
         assert seen == {len(data)}
 
     def test_requests_are_counted(self, storage: ObjectStorage) -> None:
-        """Each request counts for its action, by any thread; bytes count when the object is stored or returned."""
+        """Requests are counted by action, over all threads; bytes count once the object is stored or returned."""
         before = storage.requests
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda number: storage.put(f"n/{number}", bytes(100)), range(8)))
@@ -404,7 +404,7 @@ class StorageContract:
         assert counted == {"put": 8, "get": 2, "list": 1, "delete": 1, "put_bytes": 800, "get_bytes": 100}
 
     def test_what_is_finished_is_no_unfinished_upload(self, storage: ObjectStorage) -> None:
-        """Objects stay, whatever the time; a prefix is a folder here too, and an absent one holds nothing."""
+        """Complete objects are never removed, whatever the time; a prefix must be a folder, which may be absent."""
         storage.put("a/1", b"1")
         storage.put("a/large", bytes(self.large_bytes))
         for prefix in ("", "a/", "absent/"):
@@ -415,7 +415,7 @@ class StorageContract:
         assert [info.key for info in storage.list("")] == ["a/1", "a/large"]
 
     def test_closed(self, storage: ObjectStorage) -> None:
-        """After closing, each operation says so; closing again is allowed."""
+        """Each operation on a closed storage raises an error; closing again is allowed."""
         storage.put("o", b"1")
         data = storage.get("o")
         storage.close()
@@ -439,6 +439,6 @@ class StorageContract:
                 call(storage)
 
     def test_it_names_itself(self, storage: ObjectStorage) -> None:
-        """The representation is the URL, without a trailing slash."""
+        """The representation contains the URL, which has no trailing slash."""
         assert storage.url in repr(storage)
         assert not storage.url.endswith("/")

@@ -1,9 +1,9 @@
 """Tests a `StatefulProcessor` without Spark, with the methods of Spark's own ``TwsTester``.
 
-Calls are as in a query: a new copy of the processor for each, typed state in versions, ordered timers, TTL; but without
-Spark and without files.
+A call works as in a query, with a new copy of the processor, typed and versioned state, ordered timers and TTL, but
+without Spark or files.
 
-Where a test declares no types, `GivenExchange` passes rows through unconverted, and the first key tells the types of
+If a test declares no types, `GivenExchange` passes rows through unconverted, and the first key determines the types of
 the grouping columns (`GroupingColumns`).
 """
 
@@ -66,7 +66,7 @@ _ANY_KEY = pa.schema([("key", pa.string())])
 
 
 class GroupingColumns:
-    """The grouping columns of a test. Raises `InvalidArgumentError` if a type cannot be grouped by."""
+    """The grouping columns of a test. Raises `InvalidArgumentError` if a query cannot group by a type."""
 
     def __init__(self, schema: T.StructType) -> None:
         require_key_types(schema.fields)
@@ -75,7 +75,7 @@ class GroupingColumns:
 
     @classmethod
     def of_key(cls, key: Any) -> GroupingColumns:
-        """Return the columns of a key with these values; None counts as a string. Raises `InvalidArgumentError`."""
+        """Infer the columns from a key; None counts as a string. Raises `InvalidArgumentError`."""
         return cls(T.StructType([T.StructField(f"_{at}", _type_of(value)) for at, value in enumerate(_values(key), 1)]))
 
     def rows(self, key: Any, n: int) -> pa.Table:
@@ -86,10 +86,9 @@ class GroupingColumns:
             raise InvalidArgumentError("a key needs one value for each grouping column", **facts)
         try:
             row = spark_versions.rows_to_arrow([values], self.schema).cast(self.types)
-        except (TypeError, ValueError, ArithmeticError, AssertionError) as exc:  # of Arrow, and of Spark
+        except (TypeError, ValueError, ArithmeticError, AssertionError) as exc:  # from Arrow or Spark
             raise InvalidArgumentError(
-                f"the key does not fit the grouping columns, whose types are those of the first key unless the tester "
-                f"is given keyStructType: {exc}",
+                f"the key does not fit the grouping columns, whose types the first key or keyStructType sets: {exc}",
                 **facts,
             ) from exc
         return row.take(pa.array([0] * n, pa.int64()))
@@ -104,7 +103,7 @@ def _type_of(value: Any) -> T.DataType:
         if isinstance(value, types):
             return data_type
     raise InvalidArgumentError(
-        "cannot tell the type of a grouping column from its value: pass keyStructType", given=type(value).__name__
+        "cannot infer the type of a grouping column from its value: pass keyStructType", given=type(value).__name__
     )
 
 
@@ -112,7 +111,7 @@ def _type_of(value: Any) -> T.DataType:
 class GivenExchange:
     """An `Exchange` that takes the test's pieces, and keeps the processor's output."""
 
-    typed: Exchange  #: For keys, and for what the test does declare
+    typed: Exchange  #: For keys, and for declared input or output
     pieces: Sequence[Any] | None  #: For ``handleInputRows``, one for each row; None if rows are typed
     kept: KeptOutput | None  #: None if output is typed
 
@@ -129,7 +128,7 @@ class GivenExchange:
 
 
 class KeptOutput:
-    """Keeps what a processor returned; the shard outputs nothing. `checked` fails where a query would."""
+    """Keeps what a processor returned; the shard outputs nothing. `checked` raises what a query would."""
 
     failed_key: KeyTuple | None = None
 
@@ -147,12 +146,12 @@ class KeptOutput:
 
 def _rows_of(returned: Any) -> Iterator[T.Row]:
     for row in returned:
-        named_values(row)  # a query takes nothing else: a tuple and a `Row` without names fail here as there
+        named_values(row)  # as in a query, a tuple or a `Row` without names fails
         yield row
 
 
 def concatenated(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    """Return frames as one; none as one without columns."""
+    """Concatenate frames; the result has no columns if there are none."""
     full = [frame for frame in frames if len(frame)]
     if not full:
         return frames[0] if frames else pd.DataFrame()
@@ -160,7 +159,7 @@ def concatenated(frames: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 class _GivenPieces(KeySlabs[Any]):
-    """Pieces by key; the micro-batch has their numbers."""
+    """The test's pieces by key; the micro-batch's rows are their numbers."""
 
     def __init__(self, rows: pa.Table, order: IntArray, starts: IntArray, pieces: Sequence[Any]) -> None:
         super().__init__(rows, order, starts, max(1, len(pieces)))
@@ -178,8 +177,8 @@ class TwsTester:
     """Runs a `StatefulProcessor` key by key, in this process.
 
     A test that was written for Spark's ``pyspark.sql.streaming.TwsTester`` runs with its import changed, unless it uses
-    ``tester.handle``, calls a key without rows, takes a tuple for one value, or counts calls of ``init``:
-    docs/testing.md.
+    ``tester.handle``, calls a key without rows, passes a tuple as one value, or counts calls of
+    ``init``: docs/testing.md.
 
     Parameters
     ----------
@@ -190,9 +189,9 @@ class TwsTester:
     initialStatePandas : list of (key, pandas.DataFrame), optional
         The same for a processor of frames.
     timeMode : {"None", "ProcessingTime", "EventTime"}
-        In any case.
+        In upper or lower case.
     outputMode : {"Append", "Update", "Complete"}
-        In any case; changes nothing here.
+        In upper or lower case; has no effect on the tester.
     eventTimeExtractor : callable, optional
         Returns the event time of a row in ms since 1970. "EventTime" needs it.
     keyStructType : StructType or str, optional
@@ -200,18 +199,18 @@ class TwsTester:
     inputStructType : StructType or str, optional
         Columns of the input: then rows have the types that a query gives them. By default they are passed as given.
     outputStructType : StructType or str, optional
-        Columns of the output, which is then checked and converted as in a query. By default it is returned as it is.
+        Columns of the output, which is then checked and converted as in a query. By default it is returned unchanged.
     timezone : str, default "UTC"
-        Of the session.
+        The session's time zone.
     rowsEach : int, default 10000
-        Rows of the largest frame of a typed input, as ``spark.sql.execution.arrow.maxRecordsPerBatch``.
+        The largest number of rows in a frame of a typed input, as ``spark.sql.execution.arrow.maxRecordsPerBatch``.
 
     Raises
     ------
     InvalidArgumentError, PySparkRuntimeError
-        The processor cannot be pickled, or declares what it must not: as a query raises them.
+        The processor cannot be pickled, or its declarations are invalid, as in a query.
     AssertionError
-        `timeMode` is none, or there is initial state both by row and in pandas.
+        `timeMode` is invalid, or initial state is given both by row and in pandas.
     PySparkValueError
         "EventTime" without `eventTimeExtractor`.
 
@@ -274,13 +273,13 @@ class TwsTester:
             self._run(self._keys(key, 1), _numbers(1), [given], InitialState.of)
 
     def test(self, key: Any, input: list[T.Row]) -> list[T.Row]:  # noqa: A002
-        """Run one micro-batch of one key's rows, and then of the timers that are due because of it.
+        """Run a micro-batch of one key's rows, and then the timers that it makes due.
 
         Parameters
         ----------
         key : value or tuple
         input : list of Row
-            In "EventTime" late ones, not after the watermark, are dropped. Without any left the key is not called.
+            With "EventTime", late rows (not after the watermark) are dropped. A key without rows is not called.
 
         Returns
         -------
@@ -292,7 +291,7 @@ class TwsTester:
         return self._called(key, rows, typed)
 
     def testInPandas(self, key: Any, input: pd.DataFrame) -> pd.DataFrame:  # noqa: A002
-        """Do as `test` does, from and to pandas frames."""
+        """Run a micro-batch like `test`, with pandas frames."""
         self._in_pandas = True
         on_time = [not self._is_late(row) for _, row in input.iterrows()] if self._event_time else [True] * len(input)
         frame = input.loc[on_time].reset_index(drop=True)
@@ -303,7 +302,7 @@ class TwsTester:
         return self._called(key, [], pa.Table.from_batches([rows]))
 
     def _called(self, key: Any, pieces: list[Any], typed: pa.Table | None) -> Any:
-        """Run one micro-batch of a key: typed rows, or what the test gives unchanged."""
+        """Run a micro-batch of a key, on typed rows or on the test's pieces."""
         if typed is None or self._input is None:
             return self._returned(self._run(self._keys(key, len(pieces)), _numbers(len(pieces)), pieces))
         rows = typed.cast(sent_schema(self._input, "the input"))
@@ -320,7 +319,7 @@ class TwsTester:
         Raises
         ------
         PySparkValueError
-            `timeMode` is another.
+            `timeMode` is different.
         IllegalArgumentException
             Time would not move forward.
         """
@@ -331,7 +330,7 @@ class TwsTester:
         return self._advance("EventTime", "setWatermark", "Watermark", currentWatermarkMs)
 
     def updateValueState(self, stateName: str, key: Any, value: tuple[Any, ...]) -> None:
-        """Set the value of a key; its time to live begins now.
+        """Set the value of a key and restart its time to live.
 
         Raises
         ------
@@ -357,7 +356,7 @@ class TwsTester:
                 state.put(value)
 
     def peekListState(self, stateName: str, key: Any) -> list[tuple[Any, ...]]:
-        """Return the list of a key; without elements if it has none."""
+        """Return the list of a key; empty if it has none."""
         with self._state("list", stateName, key) as state:
             return list(state.get())
 
@@ -369,7 +368,7 @@ class TwsTester:
                 state.updateValue(user_key, user_value)
 
     def peekMapState(self, stateName: str, key: Any) -> dict[Any, Any]:
-        """Return the map of a key; without entries if it has none."""
+        """Return the map of a key; empty if it has none."""
         with self._state("map", stateName, key) as state:
             return dict(state.iterator())
 
@@ -412,7 +411,7 @@ class TwsTester:
         return (0, self._now_ms) if self._time_mode == "EventTime" else (self._now_ms, None)
 
     def _keys(self, key: Any, n: int) -> pa.Table:
-        """Return a key for that many rows; the first opens the shard, unless its columns were declared."""
+        """Return `n` rows of a key; the first call opens the shard."""
         if self._columns is None:
             self._columns = GroupingColumns.of_key(key)
         if self._shard is None:
@@ -485,5 +484,5 @@ def _parsed(text: str, what: str) -> T.StructType:
 
 
 def _numbers(n: int) -> pa.Table:
-    """Return the numbers of the pieces that a test gives."""
+    """Return rows that number the test's pieces."""
     return pa.table({"piece": pa.array(range(n), pa.int64())})
