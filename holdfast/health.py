@@ -54,7 +54,7 @@ State = Literal["running", "stopped", "stale", "failing"]
 RECENT = 20
 #: This many starts without a commit are a failure: the first may have been killed, the second may still be running.
 STARTS_IN_VAIN = 3
-_GIVE_LOCATION = "pass the query's checkpointLocation as well"
+_NO_LOG = "pass the query's checkpointLocation as well"
 #: Names and types of the ``key`` and ``value`` columns, by table.
 SparkTables = dict[str, dict[str, list[tuple[str, str]]]]
 
@@ -157,7 +157,7 @@ def read_failures(storage: ObjectStorage, of: Iterable[Report]) -> list[Failure]
 
 @dataclass(frozen=True)
 class QueryRun:
-    """One run of a query, from a start."""
+    """A run of a query, which begins with a start."""
 
     run_id: str
     started_ms: int  #: By the clock of the machine that started it
@@ -197,7 +197,7 @@ class Signs:
 
     @property
     def committed_id(self) -> int | None:
-        """The last micro-batch known to be committed; a run's current micro-batch implies that the previous is."""
+        """The last micro-batch known to be committed, as any micro-batch before a run's current one is."""
         known = [run.batch_id - 1 for run in self.runs if run.batch_id is not None]
         known += [one.batch_id - 1 for one in self.measured if one.batch_id is not None]
         known += [self.committed.batch_id] if self.committed else []
@@ -517,9 +517,7 @@ def _often(pace: Pace, signs: Signs) -> Figure:
     name = "Micro-batches per minute"
     if pace.batches < 2 or not pace.span_ms:
         is_known = pace.known_from or signs.log is not None
-        return Figure(
-            name, "unknown", "fewer than two consecutive micro-batches are known" if is_known else _GIVE_LOCATION
-        )
+        return Figure(name, "unknown", "fewer than two consecutive micro-batches are known" if is_known else _NO_LOG)
     often = (pace.batches - 1) / pace.span_ms * 60_000
     value = f"{often:,.1f}" if often >= 0.1 else f"one in {duration(60_000 / often)}"
     return Figure(name, value, f"over the last {pace.batches} uninterrupted micro-batches, from {pace.known_from}")
@@ -539,9 +537,7 @@ def _rows(signs: Signs) -> Figure:
 def _takes(pace: Pace, signs: Signs) -> Figure:
     name = "Micro-batch duration"
     if pace.takes_ms is None:
-        return Figure(
-            name, "unknown", _GIVE_LOCATION if signs.log is None else "Spark's log has no committed micro-batch"
-        )
+        return Figure(name, "unknown", _NO_LOG if signs.log is None else "Spark's log has no committed micro-batch")
     if not pace.between_ms:
         return Figure(name, duration(pace.takes_ms), "from plan to commit, in Spark's log")
     share = min(pace.takes_ms / pace.between_ms, 1)

@@ -150,7 +150,7 @@ def _of_rescaling(target: StateDirectory, before_ms: int) -> list[Outcome]:
 
 
 def _restored_ms(target: StateDirectory, folder: str) -> Iterator[int]:
-    """Yield the times of the objects of a rescale's new query, whose id ends the folder's name."""
+    """Yield the times of the objects of a rescale's new query, whose id ends the name of `folder`."""
     origin = find_origin(target.storage, folder.rpartition("/")[2])
     for directory in origin.directories if origin else ():
         operator = target.listing.operators.get(directory)

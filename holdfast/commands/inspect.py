@@ -153,7 +153,7 @@ def _logs(
 def _healths(
     target: StateDirectory, by_query: Mapping[str, list[OperatorSigns]], logs: Mapping[str, list[LoggedTimes]]
 ) -> list[Health]:
-    """Return the queries' health. Raises `InvalidArgumentError` if a log is another query's."""
+    """Return the queries' health. Raises `InvalidArgumentError` if a log belongs to a different query."""
     if elsewhere := logs.keys() - by_query.keys():
         raise InvalidArgumentError(
             "none of the operators shown belongs to that query: name its own state directory, and omit --operator",

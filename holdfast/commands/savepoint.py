@@ -319,7 +319,7 @@ def print_new_query(
 @on_storage
 @click.argument("url")
 def list_(url: str, options: dict[str, str], as_json: bool) -> None:
-    """List a directory's savepoints, including unfinished and damaged ones."""
+    """List a directory's savepoints, finished, unfinished and damaged."""
     found = savepoints.listed(url, options)
     if not found:
         raise NotFoundError(
@@ -344,7 +344,7 @@ def list_(url: str, options: dict[str, str], as_json: bool) -> None:
 @savepoint.command()
 @_on_savepoint
 def show(url: str, name: str, options: dict[str, str], as_json: bool) -> None:
-    """Show what a savepoint holds, and where its query's sources were."""
+    """Show a savepoint's operators, sources and sinks."""
     _print(savepoints.read(url, name, options), as_json)
 
 

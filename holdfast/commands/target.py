@@ -26,7 +26,7 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import ShardListing, StateDirListing, list_state_dir
 
-#: Shown if a state directory holds no commits, although its query may be running.
+#: Shown if a state directory holds no commits; its query may still be running.
 SMALL_COMMITS = "small commits stay in the query's checkpointLocation until enough have accumulated"
 #: The longest value in a table, in characters.
 CELL_MAX = 300

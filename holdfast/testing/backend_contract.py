@@ -118,7 +118,7 @@ class StoredElsewhere(FrozenFiles):
 
 
 class BackendFilesContract(BackendRowsContract):
-    """The part of `BackendContract` on versions as files."""
+    """The tests of `BackendContract` that freeze and thaw versions."""
 
     @pytest.fixture
     def other(self, make_backend: MakeBackend, tmp_path: Path) -> Iterator[Backend]:
@@ -330,7 +330,7 @@ class BackendFilesContract(BackendRowsContract):
     def test_files_of_other_tables_are_refused(
         self, make_backend: MakeBackend, copy_of: CopyOf, tmp_path: Path, tables: dict[str, TableSchema]
     ) -> None:
-        """State is never read with another table's schema."""
+        """State is never read with a different table's schema."""
         with make_backend(tmp_path / "other", tables) as other:
             self._is_refused(other, P2, copy_of(P2, other), SchemaMismatchError)
 
@@ -406,7 +406,7 @@ class BackendContract(BackendFilesContract):
         assert backend.versions() == [P1]
 
     def test_a_version_adds_its_writes_to_its_base(self, backend: Backend) -> None:
-        """The basic step: unwritten rows stay, written ones change, deleted ones go."""
+        """The basic step: written rows change, deleted rows disappear, and all others stay."""
         backend.apply(None, P1, counts(("ann", 1), ("bob", 2), ("cem", 3)), {})
         backend.apply(P1, P2, {"counts": run_of(COUNTS, [(("ann",), (5,)), (("bob",), None), (("dan",), (4,))])}, {})
         with backend.view(P1) as old, backend.view(P2) as new:

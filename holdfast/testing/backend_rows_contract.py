@@ -72,7 +72,7 @@ def visits_near(view: View, spans: list[Span]) -> list[Row]:
 
 
 class BackendRowsContract:
-    """The part of `BackendContract` on rows."""
+    """The tests of `BackendContract` that read and write rows."""
 
     @pytest.fixture
     def make_backend(self) -> MakeBackend:
@@ -184,7 +184,7 @@ class BackendRowsContract:
     def test_every_type_of_key(
         self, make_backend: MakeBackend, tmp_path: Path, case: tuple[pa.DataType, Any, Any], collide: bool
     ) -> None:
-        """Keys of every type are found, even with shared hashes and beside null."""
+        """Keys of every type are found, even if they share a hash with others and with null."""
         kind, one, other = case
         table = TableSchema.of("state", pa.schema([("k", kind)]), pa.schema([("n", pa.int32())]))
         rows: list[Row] = [(one,), (other,), (None,)]

@@ -83,8 +83,8 @@ class Operation:
 class FaultyStorage(ObjectStorage):
     """See the module.
 
-    `inner`: does the work; closed with this storage. `faults`: the first that claims an operation acts on it, and later
-    ones do not see it. `stop`: called by `stop` and `stop_after`.
+    `inner`: does the work; closed with this storage. `faults`: the first that fires acts on an operation, and later
+    ones do not count it. `stop`: called by `stop` and `stop_after`.
     """
 
     def __init__(

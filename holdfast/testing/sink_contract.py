@@ -248,7 +248,7 @@ class SinkContract(SinkKills):
         except StateLostError as exc:
             self.check_error(exc)
         sink.open(self.query, self.schema())
-        assert sink.open(decided, self.schema()) in (-1, None), "the target knows the query since its first start"
+        assert sink.open(decided, self.schema()) in (-1, None), "the query's first start has made it known"
         rows = self.write_batch(sink, 0)
         self.expect(sink, rows)
 

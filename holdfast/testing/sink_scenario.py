@@ -181,7 +181,7 @@ class SinkScenario:
         self.query = SinkQuery(sink.name, clock.new_uuid(), options=dict(options))
 
     def successor(self, *, replaces: bool) -> SinkQuery:
-        """Return another query that writes to the same sink."""
+        """Return a second query that writes to the same sink."""
         return replace(self.query, query_id=clock.new_uuid(), replaces=self.query.query_id if replaces else None)
 
     def attempt(self, batch_id: int = 0, partition: int = 0, query: SinkQuery | None = None) -> SinkAttempt:

@@ -257,7 +257,7 @@ class StorageContract:
         assert bytes(storage.get("large", len(data))) == data
 
     def test_one_of_many_is_first(self, storage: ObjectStorage, other: ObjectStorage) -> None:
-        """Of threads that put different bytes under one key at once, one succeeds, and its bytes stay.
+        """If threads put different bytes under the same key at once, exactly one succeeds, and its bytes stay.
 
         Set it to None for a storage whose check and put are not atomic.
         """
@@ -310,7 +310,7 @@ class StorageContract:
         assert not storage.list("")
 
     def test_list_shows_a_folder_at_any_depth(self, storage: ObjectStorage) -> None:
-        """A list is recursive, ordered, and stops at the folder's edge."""
+        """A list is recursive, ordered, and limited to the folder."""
         for key in ("s-1/z", "s-1/a/b/c", "s-1/a/a", "s-10/a", "s-1.x", "t"):
             storage.put(key, key.encode())
         assert [info.key for info in storage.list("s-1/")] == ["s-1/a/a", "s-1/a/b/c", "s-1/z"]
@@ -327,7 +327,7 @@ class StorageContract:
         assert list(storage.list("object/")) == []
 
     def test_list_tells_when(self, storage: ObjectStorage) -> None:
-        """Times are ms since 1970: later than this code, and not in another unit."""
+        """Times are in ms since 1970, and later than this code."""
         storage.put("o", b"1")
         (info,) = storage.list("")
         assert isinstance(info, ObjectInfo)

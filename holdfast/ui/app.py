@@ -1,4 +1,4 @@
-"""The web application: which URL shows what. Pages are made on the server; they work without scripts.
+"""The web application and its URLs. The server renders the pages, which work without scripts.
 
 ::
 
@@ -6,19 +6,19 @@
     /<token>/<directory>/<operator>/                shards as a heat map, time line, growth, skew, tables
     /<token>/<directory>/<operator>/shard/<n>       one shard's versions and snapshots
     /<token>/<directory>/<operator>/rows            rows, keys and their history, after any retained micro-batch
-    /<token>/<directory>/<operator>/upkeep          what gc and verify would say
+    /<token>/<directory>/<operator>/upkeep          what gc and verify would report
     /<token>/static/…                               style, script, icon
 
 With ``follow=1`` a script replaces the page's content every few seconds; without scripts the browser reloads it.
 
-Who may see the page, and what a browser may do with it:
+Access to the page, and what a browser may do with it:
 
 * **token**: each path begins with a random token; without it every path is 404. It is compared in constant time, and
-  is in no cookie and no ``Referer``.
-* **host**: a request must name one of the server's own hosts, so that no other site can reach it under a name of its
-  own (DNS rebinding).
+  never appears in a cookie or ``Referer``.
+* **host**: a request must name one of the server's own hosts, so that no other site can reach it by resolving its own
+  name to this server (DNS rebinding).
 * **reading**: only GET and HEAD are answered, and no request changes anything.
-* **content**: the browser loads and runs only files of this server's ``static`` folder; state that holds HTML is text.
+* **content**: the browser loads and runs only files of this server's ``static`` folder; HTML in state is shown as text.
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ _EVERYWHERE = {"0.0.0.0", "::", ""}  # noqa: S104  compared, not bound to
 FOLLOW_S = 5
 _STATUS = ((NotFoundError, 404), (InvalidArgumentError, 400), (UnavailableError, 503))
 _NUMBER_DIGITS_MAX = 12
-#: What a link to the same page keeps, besides a key's columns. Others could be arguments of `url_for` itself.
+#: Parameters that links to the same page keep, besides a key's columns; others could be arguments of `url_for`.
 _KEPT = frozenset(["after", "batch", "check", "first", "follow", "last", "measure", "shard", "table", "text", "window"])
 
 
-def trusted_hosts(host: str, also: Collection[str] = ()) -> list[str]:
-    """Return the host names that a request may name."""
+def trusted_hosts(host: str, allowed: Collection[str] = ()) -> list[str]:
+    """Return the host names that a request may use."""
     names = {host} if host not in _EVERYWHERE else {socket.gethostname(), socket.getfqdn()}
-    return sorted({"localhost", "127.0.0.1", "[::1]", *(f"[{n}]" if ":" in n else n for n in names), *also})
+    return sorted({"localhost", "127.0.0.1", "[::1]", *(f"[{n}]" if ":" in n else n for n in names), *allowed})
 
 
 def guard(app: Flask, token: str, hosts: list[str]) -> None:
-    """Make an application answer only requests with the token and one of these hosts, with strict headers."""
+    """Make an application answer only requests with the token and one of these hosts, and add strict headers."""
 
     @app.url_value_preprocessor
     def take_token(endpoint: str | None, values: dict[str, object] | None) -> None:
@@ -98,13 +98,13 @@ def guard(app: Flask, token: str, hosts: list[str]) -> None:
 
 
 def make_app(site: Site, token: str, hosts: list[str]) -> Flask:
-    """Return the application. `hosts`: the host names it answers to."""
+    """Return the application; it answers only to these host names."""
     app = Flask(__name__, static_folder=None)
     app.url_map.strict_slashes = False
     app.jinja_env.undefined = StrictUndefined
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
-    shown_as = (clock_time, count, duration, moment, percent, printable, size, times)
-    app.jinja_env.filters.update({one.__name__: one for one in shown_as})
+    filters = (clock_time, count, duration, moment, percent, printable, size, times)
+    app.jinja_env.filters.update({one.__name__: one for one in filters})
     guard(app, token, hosts)
     _answer_errors(app)
     _add_pages(app, site)
@@ -129,7 +129,7 @@ def make_app(site: Site, token: str, hosts: list[str]) -> Flask:
 
 
 def _here(**changes: object) -> str:
-    """Return the URL of this page with other parameters; None removes one."""
+    """Return the URL of this page with changed parameters; None removes a parameter."""
     kept = {name: value for name, value in request.args.items() if name in _KEPT or name.startswith("key.")}
     assert request.endpoint is not None
     url: str = url_for(request.endpoint, **{**kept, **(request.view_args or {}), **changes})
@@ -138,13 +138,13 @@ def _here(**changes: object) -> str:
 
 def _answer_errors(app: Flask) -> None:
     @app.errorhandler(HoldfastError)
-    def of_ours(error: HoldfastError) -> Response:
+    def holdfast_error(error: HoldfastError) -> Response:
         status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
         return make_response(render_template("error.html", title="Cannot show this", message=str(error)), status)
 
     @app.errorhandler(HTTPException)
-    def of_http(error: HTTPException) -> Response:
-        # Plain text, since whoever lacks the token or the host name learns nothing of the page.
+    def http_error(error: HTTPException) -> Response:
+        # Plain text: without the token or a trusted host, a client learns nothing about the page.
         text = f"{error.code} {error.name}: {error.description}\n"
         return Response(text, error.code, content_type="text/plain; charset=utf-8")
 
@@ -159,7 +159,7 @@ def _add_pages(app: Flask, site: Site) -> None:
     @app.get("/<token>/")
     def index() -> str:
         view = overview(site, clock.now_ms())
-        # A page that waits for a query follows by itself.
+        # A page that awaits a query refreshes itself.
         follows = request.args.get("follow", "1" if view.awaited else "0") == "1"
         return render_template("overview.html", view=view, follows=follows)
 
@@ -199,7 +199,7 @@ def _add_pages(app: Flask, site: Site) -> None:
         if known := look.directory.query_of(operator, look.patience):
             query, name = known
             with query.reading() as stored:
-                view = rows_view(stored, name, _asked(), clock.monotonic_ms)
+                view = rows_view(stored, name, _rows_request(), clock.monotonic_ms)
         return look.render("rows.html", view=view)
 
     @app.get(f"{page}/upkeep")
@@ -212,7 +212,7 @@ def _add_pages(app: Flask, site: Site) -> None:
 
 @dataclass(frozen=True)
 class _Look:
-    """What each view of an operator begins with: its directory, its survey, and its query's health."""
+    """What the views of an operator share: its directory, its survey, and its query's health."""
 
     directory: Directory
     dated: Dated[Survey]
@@ -222,7 +222,6 @@ class _Look:
 
     @classmethod
     def at(cls, site: Site, place: int, operator: str) -> _Look:
-        """Look at an operator with the patience of a view."""
         patience = Patience.of_a_view()
         directory = site.directory(place, patience)
         dated = directory.surveyor.latest(patience)
@@ -245,20 +244,20 @@ def _measured(directory: Directory, operator: OperatorSurvey, measure: Measure, 
         return measured(operator, measure)
     known = directory.query_of(operator.name, patience)
     if known is None:
-        raise InvalidArgumentError("rows need the query's checkpoint location: restart `holdfast ui` with it, too")
+        raise InvalidArgumentError("row counts need the query's checkpoint location: restart `holdfast ui` with it")
     query, name = known
     with query.reading() as stored:
         return directory.rows.measured(stored, name, operator.objects)
 
 
-def _asked() -> RowsRequest:
-    """Return the requested rows; a key's columns are parameters such as ``key.user``."""
+def _rows_request() -> RowsRequest:
+    """Parse the request for rows; a key's columns are parameters such as ``key.user``."""
     given = request.args
     typed = {name.removeprefix("key."): value for name, value in given.items() if name.startswith("key.")}
     return RowsRequest(
         batch_id=_number("batch", None),
         table=given.get("table"),
-        # A form sends empty fields, too: a key begins with one that is not.
+        # A form also sends empty fields, which do not make a key.
         key=typed if any(typed.values()) else {},
         shard=_number("shard", None),
         after=given.get("after"),

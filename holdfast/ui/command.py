@@ -1,4 +1,4 @@
-"""``holdfast ui``: serves the page until it is interrupted."""
+"""``holdfast ui``: serve the page until interrupted."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 )
 @click.option(
     "--allow-host",
-    "also",
+    "allowed",
     multiple=True,
     metavar="NAME",
-    help="Another host name that browsers may request, such as a proxy's; repeatable.",
+    help="An additional host name that browsers may use, such as a proxy's; repeatable.",
 )
 @click.option(
     "--local-dir",
@@ -51,15 +51,15 @@ def ui(
     locations: tuple[str, ...],
     host: str,
     port: int,
-    also: tuple[str, ...],
+    allowed: tuple[str, ...],
     local_dir: str | None,
     state_dir: str | None,
     options: dict[str, str],
 ) -> None:
     """Show state as a web page, read-only, on this machine.
 
-    LOCATION is a state directory, as in spark.holdfast.state.dir, or the checkpointLocation of a query whose state lies
-    in such a directory. One is found from the other; if that fails, pass both to see rows, keys and history. Queries
+    LOCATION is a state directory, as in spark.holdfast.state.dir, or the checkpointLocation of a query with state in
+    such a directory. Each leads to the other; if that fails, pass both to see rows, keys and history. Queries
     may be running; an empty directory appears once a query commits to it.
     """
     with ExitStack() as stack:
@@ -82,7 +82,7 @@ def ui(
         for one in site.awaited():
             console.print(printable(f"waiting for {one.location}: {one.what}"), soft_wrap=True, markup=False)
         token = clock.new_id() + clock.new_id()
-        server = make_server(site, token, host, port, also)
+        server = make_server(site, token, host, port, allowed)
         stack.callback(server.close)
         shown_host = f"[{host}]" if ":" in host else host
         new_console().print(f"http://{shown_host}:{server.effective_port}/{token}/", soft_wrap=True, markup=False)
@@ -92,8 +92,8 @@ def ui(
         server.run()
 
 
-def make_server(site: Site, token: str, host: str, port: int, also: tuple[str, ...] = ()) -> Any:
-    """Return a server that listens already; `run` serves until it is interrupted. Raises `InvalidArgumentError`."""
+def make_server(site: Site, token: str, host: str, port: int, allowed: tuple[str, ...] = ()) -> Any:
+    """Return a listening server, whose `run` serves until interrupted. Raises `InvalidArgumentError`."""
     try:
         from waitress import create_server
 
@@ -102,7 +102,7 @@ def make_server(site: Site, token: str, host: str, port: int, also: tuple[str, .
         raise InvalidArgumentError(
             f"the page needs packages that are not installed: {pip_install('ui')}", missing=exc.name
         ) from exc
-    app = make_app(site, token, trusted_hosts(host, also))
+    app = make_app(site, token, trusted_hosts(host, allowed))
     return create_server(app, sockets=[_listening(host, port)], threads=_PAGES_AT_ONCE, ident=None)
 
 
@@ -114,5 +114,5 @@ def _listening(host: str, port: int) -> socket.socket:
             "cannot listen on that address: if the port is taken, choose another with --port, or 0 for any",
             host=host,
             port=port,
-            because=exc.strerror or exc,
+            reason=exc.strerror or exc,
         ) from exc

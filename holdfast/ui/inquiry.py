@@ -1,7 +1,7 @@
-"""A store's latest answer, refreshed now and then: no view waits for a store that does not answer.
+"""Cached answers of stores, so that no view waits for a store that hangs.
 
-An answer serves all readers for some seconds, longer if it took longer. Later readers get the old answer, with its age,
-while the store is asked again; a hanging store holds one thread per inquiry.
+Readers share an answer for a few seconds, or longer if it took long to get. After that, they get the old answer with
+its age while a new request runs. A hanging store occupies one thread per inquiry.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from holdfast import clock
 from holdfast.errors import HoldfastError, UnavailableError
 
 SHOWN_MS = 3_000
-#: Asking takes at most this fraction of the time.
+#: A store rests for this many times the duration of its last request.
 _REST = 10
-#: A failed store is asked again within this time: it may be back.
+#: The longest rest after a failure, since the store may have recovered.
 _FAILED_REST_MS = 30_000
-#: How long a view waits for newer answers: for all together, and for another view's request.
+#: How long a view waits for new answers in total, and for a request that another view began.
 PATIENCE_S = 2.0
-#: The time that a hanging store leaves to each later one.
+#: The least time to wait for a store, however long earlier stores took.
 _LEAST_S = 0.25
 
 _T = TypeVar("_T")
@@ -30,7 +30,7 @@ _K = TypeVar("_K")
 
 
 class Patience:
-    """How long a view still waits for all its stores together. `seconds`: None to wait until they answer or fail."""
+    """The time that a view may wait for all its stores together. `seconds`: None for no limit."""
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds = seconds
@@ -38,12 +38,12 @@ class Patience:
 
     @classmethod
     def of_a_view(cls) -> Patience:
-        """Return the patience of a view that begins now."""
+        """Return the patience of a view that starts now."""
         return cls(PATIENCE_S)
 
     @property
     def left_s(self) -> float | None:
-        """How long to wait for the next one; None for as long as it takes."""
+        """How long to wait for the next store; None for no limit."""
         if self._seconds is None:
             return None
         return max((self._until_ms - clock.monotonic_ms()) / 1000, min(self._seconds, _LEAST_S))
@@ -51,17 +51,17 @@ class Patience:
 
 @dataclass(frozen=True)
 class Dated(Generic[_T]):
-    """An answer, and how old it is."""
+    """An answer, with its age."""
 
     found: _T
-    taken_ms: int  #: When it was asked for, in ms since 1970
+    taken_ms: int  #: When it was requested, in ms since 1970
     took_ms: int
-    error: HoldfastError | None = None  #: Why there is no newer one
-    is_late: bool = False  #: Whether a newer one was asked for, and has not come
+    error: HoldfastError | None = None  #: Why the last request failed, if it did
+    is_late: bool = False  #: Whether a newer answer is overdue
 
 
 class Inquiry(Generic[_T]):
-    """Gives a store's latest answer, to any thread; `executor` must not be one that `ask` waits for."""
+    """Caches a store's latest answer, for any thread. `ask` must not wait for `executor`."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class Inquiry(Generic[_T]):
         self._latest: Dated[_T] | None = None
         self._error: HoldfastError | None = None
         self._due_ms = 0
-        self._asked: Future[None] | None = None
-        self._asked_ms = 0
+        self._request: Future[None] | None = None
+        self._requested_ms = 0
 
     @property
     def known(self) -> _T | None:
@@ -89,21 +89,21 @@ class Inquiry(Generic[_T]):
             return self._latest.found if self._latest else None
 
     def begin(self) -> tuple[Future[None], float]:
-        """Ask, unless a call is under way or the last answer is young; return the outcome, and how long to wait."""
+        """Start a request if none is running and the answer is old; return the request, and how long to wait for it."""
         with self._lock:
             now_ms = self._monotonic_ms()
-            if self._asked is None or (self._asked.done() and now_ms >= self._due_ms):
-                self._asked, self._asked_ms = self._executor.submit(self._make), now_ms
-            return self._asked, max(self._asked_ms / 1000 + PATIENCE_S - now_ms / 1000, 0)
+            if self._request is None or (self._request.done() and now_ms >= self._due_ms):
+                self._request, self._requested_ms = self._executor.submit(self._make), now_ms
+            return self._request, max(self._requested_ms / 1000 + PATIENCE_S - now_ms / 1000, 0)
 
     def latest(self, patience: Patience | None = None) -> Dated[_T]:
-        """Return the latest answer, waiting `patience` for a newer one; raises the reason if there is none."""
-        asked, left_s = self.begin()
+        """Return the latest answer, waiting up to `patience` for a newer one; raise the error if there is none."""
+        request, left_s = self.begin()
         within_s = (patience or Patience.of_a_view()).left_s
-        wait([asked], None if within_s is None else min(within_s, left_s))
-        is_late = not asked.done()
+        wait([request], None if within_s is None else min(within_s, left_s))
+        is_late = not request.done()
         if not is_late:
-            asked.result()  # raises errors that are not holdfast's
+            request.result()  # raises errors that are not holdfast's
         with self._lock:
             if self._latest is None:
                 raise self._error or UnavailableError(
@@ -129,12 +129,12 @@ class Inquiry(Generic[_T]):
                     self._latest = Dated(found.found, taken_ms, took_ms)
 
 
-def answers(asked: Mapping[_K, Inquiry[_T]], patience: Patience) -> dict[_K, Dated[_T] | HoldfastError]:
-    """Ask some stores in parallel; return answers, or an error for each still silent."""
-    for one in asked.values():
+def answers(inquiries: Mapping[_K, Inquiry[_T]], patience: Patience) -> dict[_K, Dated[_T] | HoldfastError]:
+    """Ask stores in parallel; return an answer or an error for each."""
+    for one in inquiries.values():
         one.begin()
     found: dict[_K, Dated[_T] | HoldfastError] = {}
-    for key, one in asked.items():
+    for key, one in inquiries.items():
         try:
             found[key] = one.latest(patience)
         except HoldfastError as exc:

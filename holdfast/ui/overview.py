@@ -31,12 +31,12 @@ from holdfast.ui.survey import OperatorSurvey, Survey
 
 #: Per directory; further queries have no card.
 CARDS_MAX = 20
-#: If snapshots keep up, at most this many commits wait for one; a few more while it is made.
+#: The most commits without a snapshot if snapshots keep up, apart from a few while a snapshot is made.
 _LAG = SnapshotPolicy().max_commits
 _LAG_BEHIND = 2 * _LAG
-#: A shard is hot if it writes so many times the median.
+#: A shard is hot if it writes this many times the median.
 _HOT = 1.5
-#: Operators, or sinks, of a directory.
+#: Rows per table of operators or sinks.
 _ROWS_MAX = 200
 
 
@@ -99,12 +99,10 @@ def _card(
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """An operator in a table."""
-
     operator: OperatorSurvey
-    share: float  #: Of the state of all operators
+    share: float  #: The fraction of all operators' state
     newest_version: int
-    lag: int  #: Of the shard whose snapshot is furthest behind
+    lag: int  #: Commits since the snapshot that is furthest behind
     has_snapshot: bool
     failures: int
 
@@ -120,8 +118,6 @@ class LinkTarget:
 
 @dataclass(frozen=True)
 class Answer:
-    """A question, and its answer."""
-
     question: str
     answer: str  #: In a few words
     detail: str
@@ -131,12 +127,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class QueryRow:
-    """A query in a table: how far it is, or why that is unknown."""
+    """A query in a table: its progress, or why that is unknown."""
 
     location: str
     pointers: Pointers | None
     error: str = ""
-    late_ms: int | None = None  #: When the pointers were asked for, if a newer answer is late
+    late_ms: int | None = None  #: When the pointers were requested, if newer pointers are overdue
 
 
 @dataclass(frozen=True)
@@ -155,8 +151,6 @@ class ShownDirectory:
 
 @dataclass(frozen=True)
 class Overview:
-    """The overview."""
-
     directories: list[ShownDirectory]
     cards: list[Card]
     answers: list[Answer]
@@ -177,7 +171,7 @@ def overview(site: Site, now_ms: int) -> Overview:
     patience = Patience.of_a_view()
     homes, awaited = site.look(patience)
     for query in (query for home in homes for query in home.queries):
-        query.pointers.begin()  # while directories are listed
+        query.pointers.begin()  # in parallel with listing directories
     surveys = answers({home.place: home.surveyor for home in homes}, patience)
     for directory in homes:
         dated = surveys[directory.place]
@@ -255,7 +249,7 @@ def _hottest(found: list[tuple[int, OperatorSurvey]]) -> Answer:
     hot = [(int(o.objects.recent_bytes.max(initial=0)), place, o) for place, o in found]
     most, place, operator = max(hot, key=lambda one: one[0])
     if not most:
-        return Answer(question, "None", "No commit object is stored; small ones travel with the query.")
+        return Answer(question, "None", "No commit object is stored; small commits stay in the checkpointLocation.")
     written = operator.objects.recent_bytes
     shard = int(operator.objects.shards[int(np.argmax(written))])
     median = float(np.median(written))

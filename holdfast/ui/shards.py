@@ -1,10 +1,10 @@
-"""An operator's shards as a heat map, and how uneven they are; and one shard's versions and snapshots.
+"""An operator's shards as a heat map, their skew, and one shard's versions and snapshots.
 
-A map has at most `CELLS_MAX` cells; with more shards, a cell covers consecutive ones, has the colour of the greatest,
-and opens their map.
+A map has at most `CELLS_MAX` cells. With more shards, a cell covers several consecutive shards, takes the colour of the
+largest, and links to their map.
 
-Row counts are estimated: rows ascend by hash, and hashes are even, so the end of the first thousand rows tells how many
-follow. The page samples evenly spaced shards, and estimates the others by size.
+Row counts are estimates: rows are ordered by hash, and hashes are uniform, so the hash of the thousandth row gives the
+total. The page samples evenly spaced shards, and estimates the others from their size.
 """
 
 from __future__ import annotations
@@ -38,15 +38,13 @@ SHARDS_MAX = 48
 _TOP = 8
 _PATIENCE_MS = 4_000
 _KNOWN_MAX = 100_000
-#: Neighbours in the list are asked for at different times, so that those asked in time are spread.
+#: Neighbouring shards are sampled at different times, so that a timeout leaves an even sample.
 _STRIDE = 8
 VERSIONS_MAX = 20
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A measure of shards."""
-
     name: str  #: In the URL
     title: str
     values: Callable[[OperatorSurvey], Column]
@@ -114,13 +112,13 @@ class Cell:
     #: Numbers of shards
     first: int
     last: int
-    text: str  #: The value; of several shards the greatest and their sum; empty if nothing is stored
-    level: int  #: From 0 to `LEVELS`, of the greatest value of all cells
+    text: str  #: The value, or for several shards the largest and the sum; empty if nothing is stored
+    level: int  #: From 0 to `LEVELS`, relative to the largest of all cells
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A map of the shards from first to last, and its greatest ones."""
+    """A map of the shards from `first` to `last`, and the largest of them."""
 
     measure: Measure
     note: str  #: How the values were determined
@@ -128,8 +126,8 @@ class HeatMap:
     last: int
     is_whole: bool  #: Whether these are all shards
     cells: list[Cell]
-    legend: list[str]  #: By level, the value up to which it goes
-    #: The shards with the greatest values: number, value, that in words, and as a multiple of the median
+    legend: list[str]  #: The upper limit of each level
+    #: The shards with the largest values: number, value, value as text, and multiple of the median
     top: list[tuple[int, int, str, str]]
 
 
@@ -138,7 +136,7 @@ class Measured:
     """The values of some shards."""
 
     measure: Measure
-    #: Numbers of shards, ascending, and their values; all others have none
+    #: Numbers of shards, ascending, and their values; other shards have none
     shards: Column
     values: Column
     note: str = ""  #: How the values were determined, if that is not obvious
@@ -153,7 +151,7 @@ def measured(operator: OperatorSurvey, measure: Measure) -> Measured:
 
 
 def heat_map(operator: OperatorSurvey, found: Measured, first: int = 0, last: int | None = None) -> HeatMap:
-    """Return the map of some shards of an operator. `first`, `last`: numbers of shards; missing ones are left out."""
+    """Return the map of some shards of an operator. `first`, `last`: numbers of shards, limited to existing ones."""
     end = max(operator.shard_count - 1, 0)
     low = min(max(first, 0), end)
     high = end if last is None else min(max(last, low), end)
@@ -206,9 +204,9 @@ def _top(measure: Measure, shards: Column, values: Column) -> list[tuple[int, in
 class Skew:
     """How uneven the shards are, greatest first."""
 
-    says: str  #: In a sentence
-    bars: list[tuple[float, str]]  #: Height from 0 to 1, and its meaning; neighbouring ranks share a bar
-    median: float  #: Its height
+    sentence: str
+    bars: list[tuple[float, str]]  #: Height from 0 to 1, and label; a bar may cover several ranks
+    median: float  #: The median's height
 
 
 def skew(operator: OperatorSurvey, found: Measured) -> Skew | None:
@@ -234,7 +232,7 @@ def skew(operator: OperatorSurvey, found: Measured) -> Skew | None:
 
 
 class RowCounter:
-    """Counts and remembers rows per shard after the last committed micro-batch; for any thread."""
+    """Counts rows per shard after the last committed micro-batch, and caches the counts. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -279,27 +277,25 @@ class RowCounter:
 
 
 def _filled(shards: Column, found: dict[int, int], objects: StoredObjects) -> Column:
-    """Return the rows of all shards; uncounted ones are estimated by the rows per byte of the others."""
+    """Return the rows of all shards; uncounted shards are estimated from the others' rows per byte."""
     place = np.searchsorted(objects.shards, shards)
     place[place >= len(objects.shards)] = 0
     sizes = np.zeros(len(shards), np.int64)
     if len(objects.shards):
         sizes = np.where(objects.shards[place] == shards, objects.stored_bytes[place], 0)
-    asked = np.fromiter(found, np.int64, len(found))
+    counted_at = np.fromiter(found, np.int64, len(found))
     rows = np.fromiter(found.values(), np.int64, len(found))
-    values = (sizes * (rows.sum() / max(int(sizes[asked].sum()), 1))).astype(np.int64)
-    values[asked] = rows
+    values = (sizes * (rows.sum() / max(int(sizes[counted_at].sum()), 1))).astype(np.int64)
+    values[counted_at] = rows
     return values
 
 
 @dataclass(frozen=True)
 class ShardView:
-    """What a shard holds."""
-
     shard: int
-    kinds: list[tuple[str, int, int]]  #: Kind of object, how many, and their bytes
-    rows: list[dict[str, Any]]  #: The newest `VERSIONS_MAX`, as `describe` returns them, with a note
-    versions: int  #: How many commits and snapshots there are
+    kinds: list[tuple[str, int, int]]  #: Kind of object, number of objects, and their bytes
+    rows: list[dict[str, Any]]  #: The newest `VERSIONS_MAX` versions as `describe` returns them, with a note
+    versions: int  #: The number of commits and snapshots
     commits_since_snapshot: int  #: All commits, if there is no snapshot
     has_snapshot: bool
     state_bytes: int

@@ -1,13 +1,13 @@
 """What the page shows: state directories, each with its latest survey, and the queries that keep their state there.
 
 The locations on the command line are state directories (``spark.holdfast.state.dir``) and checkpoint locations of
-queries, in any order. Their content tells which is which, perhaps only later::
+queries, in any order. Their content shows which is which, perhaps only later::
 
     empty  ──metadata──▶  a query's location  ──its first commit──▶  belongs to a directory
       └────operator────▶  a state directory
 
-Each view looks again at empty locations, and waits a moment for them; of known queries it shows the last answer. A
-query belongs to the directories that hold the operators its pointers name.
+Each view checks empty locations again and waits a moment for them; for known queries it shows the last answer. A query
+belongs to the directories that hold the operators its pointers name.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from holdfast.ui.shards import RowCounter
 from holdfast.ui.survey import Survey, survey
 
 _ORIGINS = 256
-#: At most this many noted locations are opened beside the named ones.
+#: Upper limit of recorded locations that are opened in addition to the named locations.
 _NOTED_MAX = 8
 _EMPTY = (
     "Empty, or it does not exist: check the spelling. A state directory fills when a query commits with "
@@ -58,9 +58,8 @@ _AT_ONCE = Patience(0)
 class Pointers:
     """A checkpoint location's content."""
 
-    log: tuple[LoggedTimes, ...]  #: When the micro-batches that are logged were planned and committed, ascending
-    #: The operators' directories that the pointers name, and the query of each by the pointers
-    named: Mapping[str, str]
+    log: tuple[LoggedTimes, ...]  #: The logged micro-batches, ascending
+    named: Mapping[str, str]  #: The query by operator directory, as the pointers name them
     query_id: str
 
     @property
@@ -75,28 +74,27 @@ class Pointers:
 
     @property
     def operators(self) -> str:
-        """The operators' names."""
         return ", ".join(sorted(operator_of(one) or one for one in self.named))
 
 
 class NamedQuery:
-    """A query, until its location holds another; closes `stored`."""
+    """An open query, which closes `stored` once it is retired and not in use."""
 
     def __init__(self, location: str, stored: StoredQuery, surveys: Executor) -> None:
         self.location = location
         self.pointers: Inquiry[Pointers] = Inquiry(self._pointers, surveys, location)
         self._stored, self._surveys = stored, surveys
         self._lock = threading.Lock()
-        self._is_left = False
-        self._users = 1  #: Its readers, and, until it is left, its location
+        self._is_retired = False
+        self._users = 1  #: Its readers, plus one until it is retired
 
     @contextmanager
     def reading(self) -> Iterator[StoredQuery]:
-        """Keep it open meanwhile. Raises `NotFoundError` if it was left."""
+        """Keep the query open during the context. Raises `NotFoundError` if it was retired."""
         with self._lock:
-            if self._is_left:
+            if self._is_retired:
                 raise NotFoundError(
-                    "this checkpoint location was deleted, or another query has begun there", location=self.location
+                    "this checkpoint location was deleted, or now has a different query", location=self.location
                 )
             self._users += 1
         try:
@@ -104,11 +102,11 @@ class NamedQuery:
         finally:
             self._release()
 
-    def leave(self) -> None:
-        """Close the query once its last reader has left."""
+    def retire(self) -> None:
+        """Close the query once its last reader is done."""
         with self._lock:
-            was_left, self._is_left = self._is_left, True
-        if not was_left:
+            was_retired, self._is_retired = self._is_retired, True
+        if not was_retired:
             self._release()
 
     def _release(self) -> None:
@@ -116,7 +114,7 @@ class NamedQuery:
             self._users -= 1
             is_last = not self._users
         if is_last:
-            self._surveys.submit(self._stored.close)  # which waits for requests that others have given up
+            self._surveys.submit(self._stored.close)  # waits for requests that readers abandoned
 
     def _pointers(self) -> Pointers:
         """Read only new pointers: they are in many small files, and never change."""
@@ -131,23 +129,23 @@ class NamedQuery:
 
 @dataclass(frozen=True)
 class Awaited:
-    """A location that shows nothing yet."""
+    """A location with nothing to show yet."""
 
     location: str
-    what: str  #: What is awaited, or what is wrong, in a sentence
-    is_wrong: bool = False  #: Whether waiting does not help
+    what: str  #: A sentence on what is awaited or wrong
+    is_wrong: bool = False  #: Whether waiting cannot help
 
 
 @dataclass(frozen=True)
 class Directory:
     """A named location, presumably a state directory."""
 
-    place: int  #: In the order in which they were given; part of URLs
-    location: str  #: As it was given
+    place: int  #: The index of the location; part of URLs
+    location: str  #: As given by the user
     storage: ObjectStorage
-    origin_of: Callable[[str], QueryOrigin | None]  #: What a query began with, which never changes: read once
-    executor: Executor  #: For requests side by side
-    surveys: Executor  #: For what is asked now and then
+    origin_of: Callable[[str], QueryOrigin | None]  #: Returns a query's origin, which never changes: cached
+    executor: Executor  #: For parallel requests
+    surveys: Executor  #: For inquiries
     surveyor: Inquiry[Survey]
     sizes: StateSizes
     rows: RowCounter
@@ -155,7 +153,7 @@ class Directory:
 
     @classmethod
     def of(cls, place: int, storage: ObjectStorage, executor: Executor, surveys: Executor) -> Directory:
-        """Return a directory; `surveys` must not be `executor`, for which a survey may wait."""
+        """Return a directory; a survey may wait for `executor`, so `surveys` must not be the same."""
         sizes = StateSizes(storage, executor)
         surveyor = Inquiry(partial(survey, storage, sizes, executor), surveys, storage.url)
         origins = lru_cache(maxsize=_ORIGINS)(partial(origin_of, storage))
@@ -163,16 +161,16 @@ class Directory:
 
     @property
     def awaited(self) -> Awaited | None:
-        """What an empty directory waits for; None if it is not empty, or if unknown."""
+        """What an empty directory waits for; None if it is not empty or unknown."""
         known = self.surveyor.known
         return Awaited(self.location, _EMPTY) if known and known.is_empty else None
 
     def query_of(self, directory: str, patience: Patience) -> tuple[NamedQuery, str] | None:
-        """Return the query whose pointers name an operator's directory, and its name for the operator; or None."""
+        """Return the query whose pointers name an operator's directory, and the operator's name; or None."""
         failed = None
         pointers = answers({place: one.pointers for place, one in enumerate(self.queries)}, patience)
         for place, answer in pointers.items():
-            if isinstance(answer, HoldfastError):  # which need not be the one
+            if isinstance(answer, HoldfastError):  # perhaps of a different query
                 failed = answer
             elif directory in answer.found.named:
                 return self.queries[place], operator_of(directory) or directory
@@ -187,15 +185,15 @@ Join = Callable[[Directory, Directory], StoredQuery]
 
 
 class Assignment:
-    """Where a query's state is; once known, it stays. `join` opens a query with the state in a directory."""
+    """The directories that hold a query's state, final once known. `join` opens a query with a directory."""
 
     def __init__(self, query: Directory, join: Join) -> None:
         self._query, self._join = query, join
         self._lock = threading.Lock()
         self._opened: dict[int, NamedQuery] = {}
-        self._lies_in: dict[int, Inquiry[bool]] = {}
+        self._held_by: dict[int, Inquiry[bool]] = {}
         self._belongs: frozenset[int] | None = None
-        self._is_left = False
+        self._is_retired = False
 
     def in_directory(self, home: Directory) -> NamedQuery:
         """Return the query with the state in a directory."""
@@ -203,38 +201,38 @@ class Assignment:
             if home.place not in self._opened:
                 stored = self._join(self._query, home)
                 self._opened[home.place] = NamedQuery(self._query.location, stored, self._query.surveys)
-                if self._is_left:
-                    self._opened[home.place].leave()
+                if self._is_retired:
+                    self._opened[home.place].retire()
             return self._opened[home.place]
 
-    def leave(self) -> None:
-        """Close the query: its location now holds another."""
+    def retire(self) -> None:
+        """Close the query, since its location now has a different query."""
         with self._lock:
-            self._is_left = True
+            self._is_retired = True
             opened = list(self._opened.values())
         for one in opened:
-            one.leave()
+            one.retire()
 
     def pointers(self, homes: Sequence[Directory]) -> Inquiry[Pointers] | None:
-        """Return the inquiry for the pointers; None if needless or useless."""
+        """Return the inquiry for the pointers; None if it is not needed or cannot help."""
         return None if self._belongs is not None or not homes else self.in_directory(homes[0]).pointers
 
     def places(
         self, homes: Sequence[Directory], answer: Dated[Pointers] | HoldfastError | None
     ) -> dict[int, Inquiry[bool]]:
-        """Return the inquiries to the directories; none if needless or useless."""
+        """Return the inquiries to the directories; none if they are not needed or cannot help."""
         if self._belongs is not None or answer is None or isinstance(named_by(self._query.location, answer), Awaited):
             return {}
         pointers = self.in_directory(homes[0]).pointers
         with self._lock:
             for home in homes:
-                if home.place not in self._lies_in:
-                    ask = partial(_lies_in, pointers, home)
-                    self._lies_in[home.place] = Inquiry(ask, home.surveys, home.location)
-            return {home.place: self._lies_in[home.place] for home in homes}
+                if home.place not in self._held_by:
+                    ask = partial(_is_held_by, home, pointers)
+                    self._held_by[home.place] = Inquiry(ask, home.surveys, home.location)
+            return {home.place: self._held_by[home.place] for home in homes}
 
     def belongs(
-        self, answer: Dated[Pointers] | HoldfastError | None, lies: Mapping[int, Dated[bool] | HoldfastError]
+        self, answer: Dated[Pointers] | HoldfastError | None, held_by: Mapping[int, Dated[bool] | HoldfastError]
     ) -> frozenset[int] | Awaited:
         """Return the directories that hold the state, or why none does."""
         if self._belongs is not None:
@@ -244,12 +242,12 @@ class Assignment:
         named = named_by(self._query.location, answer)
         if isinstance(named, Awaited):
             return named
-        found = frozenset(place for place, one in lies.items() if not isinstance(one, HoldfastError) and one.found)
+        found = frozenset(place for place, one in held_by.items() if not isinstance(one, HoldfastError) and one.found)
         if found:
             self._belongs = found
             return found
         failed = [
-            str(error) for one in lies.values() if (error := one if isinstance(one, HoldfastError) else one.error)
+            str(error) for one in held_by.values() if (error := one if isinstance(one, HoldfastError) else one.error)
         ]
         elsewhere = (
             "none of the given state directories has this query's state: also pass its spark.holdfast.state.dir, "
@@ -263,7 +261,7 @@ def assign(
 ) -> dict[int, frozenset[int] | Awaited]:
     """Return for each query the directories that hold its state, or why none does."""
     pointers = answers({at: asked for at, one in queries.items() if (asked := one.pointers(homes))}, patience)
-    lies = answers(
+    held_by = answers(
         {
             (at, place): asked
             for at, one in queries.items()
@@ -272,13 +270,13 @@ def assign(
         patience,
     )
     return {
-        at: one.belongs(pointers.get(at), {place: said for (of, place), said in lies.items() if of == at})
+        at: one.belongs(pointers.get(at), {place: found for (of, place), found in held_by.items() if of == at})
         for at, one in queries.items()
     }
 
 
 def named_by(location: str, answer: Dated[Pointers] | HoldfastError) -> Mapping[str, str] | Awaited:
-    """Return the directories that a query's pointers name, with the query of each, or the reason for none."""
+    """Return the operator directories that a query's pointers name, each with its query, or why there are none."""
     error = answer if isinstance(answer, HoldfastError) else answer.error
     if error is not None:
         return Awaited(location, str(error), is_wrong=True)
@@ -294,11 +292,11 @@ def named_by(location: str, answer: Dated[Pointers] | HoldfastError) -> Mapping[
     return found.named
 
 
-def _lies_in(pointers: Inquiry[Pointers], home: Directory) -> bool:
-    """Tell whether a directory has an operator that a query's pointers name, whole or in part."""
+def _is_held_by(home: Directory, pointers: Inquiry[Pointers]) -> bool:
+    """Return whether a directory has an operator that a query's pointers name, even an incomplete one."""
     known = pointers.known
     named = known.named if known else {}
-    # Not the listing: it may be older than the first commit.
+    # The records, since the listing may be older than the first commit.
     return any(_is_there(home.storage, directory, query_id) for directory, query_id in named.items()) or any(
         directory in found.without_record for directory in named if (found := home.surveyor.known)
     )
@@ -307,22 +305,22 @@ def _lies_in(pointers: Inquiry[Pointers], home: Directory) -> bool:
 def _is_there(storage: ObjectStorage, directory: str, query_id: str) -> bool:
     try:
         record = find_operator(storage, directory)
-    except CorruptionError:  # of a later release, too
+    except CorruptionError:  # perhaps of a later release
         return True
     return record is not None and record.query_id == query_id
 
 
 class Site:
-    """Everything that the page shows, which may change while it is open; for any thread."""
+    """Everything that the page shows; it may change while the page is open. Thread-safe."""
 
     def __init__(self, named: Iterable[Directory], live: Inquiry[list[RecentBatch]], join: Join | None = None) -> None:
         self._named, self._live, self._join = tuple(named), live, join
-        # By the query's id, too: a deleted location may become another query's.
+        # The key includes the query's id: a deleted location may be reused for a different query.
         self._queries: dict[tuple[int, str], Assignment] = {}
         self._lock = threading.Lock()
 
     def look(self, patience: Patience | None = None) -> tuple[list[Directory], list[Awaited]]:
-        """Return the state directories with their queries, and the queries of no directory, waiting for `patience`."""
+        """Return the state directories with their queries, and queries without a directory; wait up to `patience`."""
         patience = patience or Patience.of_a_view()
         found = self._recognised(patience)
         homes = [one for one in self._named if not (one.place in found and found[one.place].query_id)]
@@ -338,7 +336,7 @@ class Site:
         return [replace(home, queries=tuple(shown[home.place])) for home in homes], awaited
 
     def directory(self, place: int, patience: Patience | None = None) -> Directory:
-        """Return a directory. Raises `NotFoundError` if there is none of this number."""
+        """Return a directory. Raises `NotFoundError` if it does not exist."""
         found, _ = self.look(patience)
         for one in found:
             if one.place == place:
@@ -346,7 +344,7 @@ class Site:
         raise NotFoundError("the page shows no such directory", directory=place, directories=len(found))
 
     def awaited(self, patience: Patience | None = None) -> list[Awaited]:
-        """Return the locations that show nothing yet: empty ones, and queries that belong to no directory."""
+        """Return the locations with nothing to show yet: empty locations, and queries without a directory."""
         homes, awaited = self.look(patience)
         return [one for home in homes if (one := home.awaited)] + awaited
 
@@ -377,28 +375,28 @@ class Site:
         return found | {place: one.found for place, one in surveys.items() if not isinstance(one, HoldfastError)}
 
     def _of_ids(self, ids: Mapping[int, str]) -> dict[int, Assignment]:
-        """Return, by place, the queries of some ids, and close all others."""
+        """Return the queries with these ids, by place, and retire all others."""
         with self._lock:
-            left = [self._queries.pop(at) for at in set(self._queries) - set(ids.items())]
+            retired = [self._queries.pop(at) for at in set(self._queries) - set(ids.items())]
             for at in ids.items():
                 if at not in self._queries:
                     assert self._join is not None
                     self._queries[at] = Assignment(self._named[at[0]], self._join)
             found = {place: self._queries[place, query_id] for place, query_id in ids.items()}
-        for one in left:
-            one.leave()
+        for one in retired:
+            one.retire()
         return found
 
 
 def _noted_locations(
     named: Iterable[Directory], surveys_of: Sequence[Survey], options: Mapping[str, object], requests: Executor
 ) -> Iterator[str]:
-    """Yield the checkpoint locations that state directories note for their queries, except named ones."""
+    """Yield the checkpoint locations that state directories record for their queries, except named locations."""
     known = {one.query_id for one in surveys_of}
 
     def look(query: tuple[ObjectStorage, str]) -> str | None:
         states, state_id = query
-        with suppress(HoldfastError):  # the page shows without it what the directory has
+        with suppress(HoldfastError):  # the page shows the directory without it
             noted = find_noted(states, state_id)
             if noted is not None and noted.query_id not in known:
                 return location_of(noted, states, options)
@@ -421,7 +419,7 @@ def _surveyed(directories: Sequence[Directory]) -> list[Survey]:
 
 def survey_threads(locations: int) -> int:
     """Return how many threads surveys need: enough even if no location answers."""
-    # What each location holds; each query's pointers, and whether each directory has its state.
+    # For each location its survey; for each query its pointers, and whether each directory holds its state.
     return (locations + _NOTED_MAX + 1) ** 2
 
 
@@ -435,7 +433,7 @@ def open_site(
     state_dir: str | None = None,
     local_dir: str | None = None,
 ) -> Site:
-    """Open the named locations, looking at each once; `surveys` needs `survey_threads` threads, which may hang."""
+    """Open and survey the named locations; `surveys` needs `survey_threads` threads, since requests may hang."""
     named: list[Directory] = []
 
     def add(url: str) -> None:

@@ -1,6 +1,6 @@
-"""A state directory's content, listed and kept as columns; or the query whose checkpoint location it is.
+"""The content of a state directory as columns, or the query at a checkpoint location.
 
-`StoredObjects` are columns, 29 bytes an object: a million of them fit, and are summed at once.
+`StoredObjects` takes about 40 bytes per object: a million objects fit in memory, and are summed by numpy.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ Column = NDArray[np.int64]
 KINDS = ("commit", "snapshot", "part", "trouble", "probe", "unknown")
 COMMIT, SNAPSHOT, PART, TROUBLE = range(4)
 HOUR_MS = 60 * 60_000
-#: Sinks whose newest decision is read.
+#: Upper limit of sinks whose newest decision is read.
 _DECISIONS_MAX = 20
-#: The limit of a column; a store may report anything.
+#: Upper limit of a value, since a store may report anything.
 _LARGEST = 1 << 62
 
 
 @dataclass(frozen=True)
 class StoredObjects:
-    """An operator's objects, as listed: one row an object."""
+    """An operator's objects, as listed: one row per object."""
 
-    kind: NDArray[np.int8]  #: Place in `KINDS`
-    #: The version of a commit or snapshot, 0 of others; the time by the store's clock
+    kind: NDArray[np.int8]  #: Index into `KINDS`
+    #: `version` is 0 for objects other than commits and snapshots; `modified_ms` is by the store's clock
     shard: Column
     version: Column
     size_bytes: Column
@@ -53,13 +53,12 @@ class StoredObjects:
             for number in [number_of(listing.prefix)]
             for o in listing.objects.values()
         )
-        # Through a flat stream: a list of a million tuples would take more than all columns.
+        # A list of a million tuples would take more memory than all columns.
         flat = np.fromiter((min(value, _LARGEST) for row in rows for value in row), np.int64).reshape(-1, 5)
         kind, shard, version, size_bytes, modified_ms = flat.T
         return cls(kind.astype(np.int8), shard, version, size_bytes, modified_ms, np.unique(shard))
 
     def __len__(self) -> int:
-        """Return the number of objects."""
         return len(self.kind)
 
     def of_kind(self, *kinds: int) -> NDArray[np.bool_]:
@@ -98,7 +97,7 @@ class StoredObjects:
 
     @cached_property
     def lag(self) -> Column:
-        """Each shard's commits since its newest snapshot, which a restore reads on top of it."""
+        """Each shard's commits since its newest snapshot, which a restore replays."""
         later = (self.kind == COMMIT) & (self.modified_ms > self.snapshot_ms[self.place])
         return np.bincount(self.place[later], minlength=len(self.shards))
 
@@ -129,7 +128,7 @@ class StoredObjects:
 
 
 def spread(many: int, most: int) -> list[int]:
-    """Return evenly spread indexes of `many` things, at most `most` of them."""
+    """Return at most `most` indexes, spread evenly over `many`."""
     places: list[int] = np.unique(np.linspace(0, many - 1, min(many, most)).astype(int)).tolist()
     return places
 
@@ -143,20 +142,19 @@ def number_of(prefix: str) -> int:
 class OperatorSurvey:
     """What an operator's directory holds."""
 
-    signs: OperatorSigns  #: Of its query's health
+    signs: OperatorSigns  #: Signs of its query's health
     objects: StoredObjects
     state: Column  #: The size of each shard's state, without what only older versions need
-    estimated: int  #: How many of these sizes are estimates
-    beside_bytes: int  #: Of the objects beside the shards
+    estimated: int  #: The number of estimates in `state`
+    other_bytes: int  #: Bytes of objects outside shards
 
     @property
     def name(self) -> str:
-        """The name of its directory."""
         return self.signs.name
 
     @property
     def shard_count(self) -> int:
-        """How many shards the operator has; if unknown, up to the last one that holds anything."""
+        """The operator's number of shards; if unknown, up to the last with objects."""
         if isinstance(self.signs.record, OperatorRecord):
             return self.signs.record.shards
         return int(self.objects.shards[-1]) + 1 if len(self.objects.shards) else 0
@@ -168,13 +166,11 @@ class OperatorSurvey:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of its state."""
         return int(self.state.sum())
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of all its objects."""
-        return int(self.objects.size_bytes.sum()) + self.beside_bytes
+        return int(self.objects.size_bytes.sum()) + self.other_bytes
 
 
 @dataclass(frozen=True)
@@ -183,17 +179,17 @@ class Survey:
 
     operators: Mapping[str, OperatorSurvey]
     sinks: tuple[SinkState, ...]
-    unknown: int  #: Objects that belong to no operator, not even to one without a record
+    unknown: int  #: Objects that belong to no operator, with or without a record
     without_record: tuple[str, ...]  #: Folders with shards, but without an operator record
     query_id: str = ""  #: The query whose checkpoint location this is; empty for other locations
 
     @property
     def is_empty(self) -> bool:
-        """Whether no operator and no sink has stored anything there."""
+        """Whether neither an operator nor a sink has stored anything."""
         return not (self.query_id or self.operators or self.sinks or self.without_record)
 
     def operator(self, name: str) -> OperatorSurvey:
-        """Return an operator. Raises `NotFoundError` if there is none of this name."""
+        """Return an operator. Raises `NotFoundError` if it does not exist."""
         if name not in self.operators:
             raise NotFoundError("the state directory holds no operator of this name", operator=name)
         return self.operators[name]

@@ -1,7 +1,6 @@
 """Commits and uploads over time, and the growth of state: the charts of an operator.
 
-Charts are numbers in the coordinates of a drawing that is `WIDTH` wide; ticks are percentages of it. The templates make
-SVG of them.
+Charts use the coordinates of an SVG drawing of width `WIDTH`, which the templates write; ticks are in percent of it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ WINDOWS = {"all": None, "day": 24 * HOUR_MS, "hour": HOUR_MS}
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar from the base line up; `height` is from 0 to 1."""
+    """A bar on the base line; `height` is from 0 to 1."""
 
     x: float
     width: float
@@ -129,7 +128,7 @@ def ticks(begin_ms: int, end_ms: int) -> list[tuple[float, str]]:
 
 
 def clock_time(at_ms: int) -> str:
-    """Return the time of the day, in UTC."""
+    """Return the time of day, in UTC."""
     return moment(at_ms).partition(" ")[2] or moment(at_ms)
 
 
@@ -145,10 +144,10 @@ def _tick(at_ms: int, step_ms: int) -> str:
 class Curve:
     """Sizes over time."""
 
-    points: str  #: Of a polyline, x from 0 to `WIDTH`, y from 0 (the greatest) to `HEIGHT`
+    points: str  #: Points of a polyline: x from 0 to `WIDTH`, y from 0 (the largest size) to `HEIGHT`
     ticks: list[tuple[float, str]]
     greatest: str
-    #: The sizes at begin and end
+    #: The sizes at the start and the end
     first: str
     last: str
     begin_ms: int
@@ -156,7 +155,7 @@ class Curve:
 
 
 def curve(at_ms: Column, sizes: NDArray[np.float64]) -> Curve:
-    """Return the curve of sizes that each hold until the next one."""
+    """Return a step curve: each size holds until the next."""
     begin_ms, end_ms = int(at_ms[0]), max(int(at_ms[-1]), int(at_ms[0]) + 1)
     greatest = max(float(sizes.max()), 1.0)
     x = (at_ms - begin_ms) / (end_ms - begin_ms) * WIDTH
@@ -178,13 +177,13 @@ def curve(at_ms: Column, sizes: NDArray[np.float64]) -> Curve:
 
 @dataclass(frozen=True)
 class Growth:
-    """The size of an operator's state over time, as its stored snapshots tell."""
+    """The size of an operator's state over time, from its stored snapshots."""
 
     curve: Curve
-    #: Shards that were asked, of how many with snapshots
+    #: The number of shards that were read, and of shards with snapshots
     sampled: int
     shards: int
-    unreadable: int  #: Snapshots that could not be read
+    unreadable: int  #: The number of snapshots that could not be read
 
 
 def growth(storage: ObjectStorage, executor: Executor, sizes: StateSizes, operator: OperatorSurvey) -> Growth | None:

@@ -1,4 +1,4 @@
-"""What ``holdfast gc`` and ``holdfast verify`` would say, some shards at a time; nothing is deleted or written.
+"""What ``holdfast gc`` and ``holdfast verify`` would report, a few shards at a time; deletes and writes nothing.
 
 A page covers at most `SHARDS_MAX` shards. Verifying a shard reads all of it, so a page reads at most `READ_BYTES_MAX`,
 for about `VERIFY_MS`, and leaves larger and slower shards to the command.
@@ -50,7 +50,7 @@ class CheckedShard:
     objects: int = 0  #: Objects to delete, or objects read
     size_bytes: int = 0  #: Their bytes
     kept: int = 0  #: Objects that gc would keep; or restorable versions, if the shard was verified
-    problem: str = ""  #: Why nothing is known; empty if something is
+    problem: str = ""  #: Why the shard was not examined; empty if it was
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class Upkeep:
 
     check: str
     rows: list[CheckedShard]
-    leftovers: list[Leftover]  #: The first ones that gc would delete
-    damages: list[Damage]  #: The first ones
+    leftovers: list[Leftover]  #: The first objects that gc would delete
+    damages: list[Damage]  #: The first findings
     damage_count: int
-    retained: int  #: Versions before the newest one that the query may return to
+    retained: int  #: Versions before the newest that the query may return to
     #: First shards of the previous and the next page
     before: int | None
     after: int | None
@@ -70,17 +70,15 @@ class Upkeep:
 
     @property
     def objects(self) -> int:
-        """Objects of all shards on the page."""
         return sum(row.objects for row in self.rows)
 
     @property
     def size_bytes(self) -> int:
-        """Their total bytes."""
         return sum(row.size_bytes for row in self.rows)
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of all objects that were read."""
+        """Bytes of the shards that were read."""
         return sum(row.size_bytes for row in self.rows if not row.problem)
 
     @property
@@ -98,7 +96,7 @@ def upkeep(
     now_ms: int,
     monotonic_ms: Callable[[], int] = clock.monotonic_ms,
 ) -> Upkeep:
-    """Return the result of a command for the shards from `first` on; `now_ms` gives objects their age."""
+    """Return the result of a command for shards, starting at `first`; `now_ms` determines the age of objects."""
     record = operator.signs.record
     if isinstance(record, HoldfastError):
         raise record
@@ -115,7 +113,7 @@ def upkeep(
         rows = [row for row, _ in planned]
         leftovers = [leftover for _, found in planned for leftover in found][:_OBJECTS_SHOWN]
     else:
-        # One after the other: each shard's objects are read side by side.
+        # One shard after another: each shard's objects are read in parallel.
         verified = _verified(executor, retained, dict(zip(shards, folders, strict=True)), monotonic_ms)
         rows = [row for row, _ in verified]
         damages = [damage for _, found in verified for damage in found]
@@ -130,12 +128,12 @@ def upkeep(
 def _retained(storage: ObjectStorage, record: OperatorRecord) -> int:
     try:
         return retained_versions(storage, record)
-    except CorruptionError:  # a claim is damaged, of which verify tells
+    except CorruptionError:  # damaged claim, which verify reports
         return RETAINED_VERSIONS
 
 
 def _within_reach(sizes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
-    """Return how many of the next shards a page covers; larger ones, which it only names, cost nothing."""
+    """Return how many of the next shards a page covers; shards that are too large are not read."""
     read = np.cumsum(np.where(sizes > READ_BYTES_MAX, 0, sizes))
     return max(int(np.searchsorted(read, READ_BYTES_MAX, side="right")), 1)
 
@@ -173,7 +171,7 @@ def _verified(
                 go_on(0)
             found.append(_verify(executor, retained, shard, folder, go_on))
         except TimeoutError:
-            if not found:  # else the next page begins with it
+            if not found:  # otherwise the next page starts with it
                 found.append((CheckedShard(shard, problem=f"not read {_IN_TIME}: holdfast verify reads it"), ()))
             break
     return found

@@ -1,4 +1,4 @@
-/* What the page does beyond links and forms, all of which work without it: it follows, and listens to the keyboard. */
+/* Refreshes the page, sorts tables and handles the keyboard; links and forms work without this script. */
 "use strict";
 
 const follow_s = Number(document.body.dataset.follow);
@@ -7,7 +7,7 @@ function isBusy() {
   return document.activeElement?.matches("main input, main select") || !getSelection().isCollapsed;
 }
 
-/* Tables by the column whose head is pressed; what a table was sorted by stays while the page follows. */
+/* The column and direction by which the user sorted each table, which a refresh keeps. */
 const sorted = new Map();
 
 function valueOf(row, column) {
@@ -51,32 +51,32 @@ function makeSortable() {
 }
 makeSortable();
 
-/* Return which of the heads of all tables has the focus, counted from 1; 0 for none. */
-function headOf(element) {
+/* Return the number of a column heading, counted from 1 over all tables; 0 for other elements. */
+function headingOf(element) {
   return [...document.querySelectorAll("main th button")].indexOf(element) + 1;
 }
 
-/* Put the content of a newer page in the place of this one's, and the focus where it was. */
+/* Replace the content with that of a newer page, and restore the focus. */
 async function refresh() {
   if (document.hidden || isBusy()) return;
-  const said = document.getElementById("said");
+  const status = document.getElementById("status");
   try {
     const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     const main = page.querySelector("main");
-    if (!main) throw new Error("no page of ours");  /* another server, or this one begun anew, with another token */
-    if (isBusy()) return;  /* by now: a slow server takes seconds */
+    if (!main) throw new Error("not this page");  /* a different server, or this server restarted with a new token */
+    if (isBusy()) return;  /* a slow response takes seconds */
     const focused = document.activeElement?.getAttribute("href");
     const opened = [...document.querySelectorAll("main details")].map((one) => one.open);
-    const pressed = headOf(document.activeElement);
+    const pressed = headingOf(document.activeElement);
     document.querySelector("main").replaceWith(main);
     makeSortable();
     if (pressed) document.querySelectorAll("main th button")[pressed - 1]?.focus({ preventScroll: true });
     document.querySelectorAll("main details").forEach((one, i) => { one.open = opened[i] ?? one.open; });
     if (focused) document.querySelector(`main a[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
-    said.textContent = "";
+    status.textContent = "";
   } catch {
-    said.textContent = "The server is not responding; this page is out of date.";
+    status.textContent = "The server is not responding; this page is out of date.";
   }
 }
 if (follow_s) setInterval(refresh, follow_s * 1000);
@@ -97,13 +97,13 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-/* Whoever has not moved the slider stays with the last micro-batch, whichever that will be. */
+/* A slider that was not moved stands for the last micro-batch, whichever that is by then. */
 document.addEventListener("submit", (event) => {
   const slider = event.target.querySelector("input[type=range][data-latest]");
   if (slider && slider.value === slider.defaultValue) slider.disabled = true;
 });
 
-/* The number beside a slider, while it is moved. */
+/* Show the value of a slider while it moves. */
 document.addEventListener("input", (event) => {
   if (event.target.matches("input[type=range]")) {
     document.getElementById(event.target.dataset.shown).textContent = event.target.value;

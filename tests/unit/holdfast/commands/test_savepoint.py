@@ -388,7 +388,7 @@ def test_what_is_no_savepoint_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     claim(tmp_path / "state", 1_790_000_000_000)
     with pytest.raises(InvalidArgumentError, match="this is a state directory: name the checkpointLocation") as caught:
         exported(str(tmp_path / "state"), "--to", "elsewhere")
-    assert "query-1 (operators totals, at work until 2026-09-21 14:13 UTC on host-1)" in str(caught.value)
+    assert "query-1 (operators totals, active until 2026-09-21 14:13 UTC on host-1)" in str(caught.value)
     with pytest.raises(NotFoundError, match="no savepoint of this name"):
         exported("two", "--to", "elsewhere")
     with open_storage(str(tmp_path / "state")) as inner:

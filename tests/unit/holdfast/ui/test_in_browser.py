@@ -117,7 +117,7 @@ def test_what_is_no_page_replaces_none(browser: Browser, sample: Path) -> None:
             lambda url: "follow=1" in url,
             lambda route: route.fulfill(status=404, content_type="text/plain", body="404"),
         )
-        it.page.wait_for_selector("#said:has-text('this page is out of date')", timeout=20_000)
+        it.page.wait_for_selector("#status:has-text('this page is out of date')", timeout=20_000)
         assert it.page.locator("main a").count() == links > 0
 
 

@@ -294,7 +294,7 @@ def test_a_directory_that_is_none(tmp_path: Path) -> None:
 def test_the_location_of_a_query_alone(tmp_path: Path) -> None:
     """Before its first commit nothing tells where its state is: the error says what to name."""
     (tmp_path / "metadata").write_text(json.dumps({"id": "0f1e2d3c-0000-4000-8000-000000000001"}))
-    assert "nothing tells its state directory: name the state directory with --state-dir" in said(tmp_path)
+    assert "its state directory is unknown: name the state directory with --state-dir" in said(tmp_path)
 
 
 def test_a_port_that_is_taken(sample: Path) -> None:
