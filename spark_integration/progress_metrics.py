@@ -2,8 +2,8 @@
 
 ::
 
-    the query's own progress          complete, wherever the executors are    only if the query was defined so
-    state servers of this machine     the last micro-batches                  always, if executors run here
+    the query's own progress          complete, wherever the executors are    if enabled when the query was defined
+    this machine's state servers      the last micro-batches                  if executors run on this machine
 """
 
 from __future__ import annotations
@@ -59,19 +59,19 @@ def metrics(query: StreamingQuery) -> DataFrame:
     Sources: the query's progress, if the query was defined with ``spark.holdfast.metrics.inProgress``, for the
     micro-batches that Spark keeps (``spark.sql.streaming.numRecentProgressUpdates``). For others, this user's state
     servers on this machine (docs/metrics.md). These miss an executor's first micro-batch, executors that ended or run
-    elsewhere, and a clone by its own id; for a running micro-batch they count the finished shards. Null without the
+    elsewhere, and clones; for a running micro-batch they count the finished shards. Null without the
     progress: ``calls``, ``call_seconds_max``, ``rows_max``, ``rows_max_shard``, ``snapshot_lag_seconds_max``,
     ``snapshot_bytes``, ``snapshot_failures`` and ``servers_unanswered``.
 
     Cost: one request to the query, and one per state server; a server that does not respond within two seconds is left
-    out. The returned metrics do not change any more.
+    out. The returned metrics are not updated.
     """
     if not hasattr(query, "recentProgress"):
         raise InvalidArgumentError(
             "metrics needs a streaming query: pass what writeStream…start() returned", given=type(query).__name__
         )
     session = SparkSession.active()
-    rows = _remembered(str(query.id), session.conf.get(f"{PREFIX}local.dir", None))
+    rows = _from_servers(str(query.id), session.conf.get(f"{PREFIX}local.dir", None))
     for progress in query.recentProgress:
         # As Spark writes it: 2026-11-25T02:15:47.412Z
         began = datetime.fromisoformat(progress["timestamp"])
@@ -85,14 +85,14 @@ def metrics(query: StreamingQuery) -> DataFrame:
     return session.createDataFrame(ordered, _SCHEMA)
 
 
-def _remembered(query_id: str, local_dir: str | None) -> _Rows:
+def _from_servers(query_id: str, local_dir: str | None) -> _Rows:
     """Return the metrics kept by this machine's state servers, by micro-batch and operator."""
     wanted = (batch for batch in recent_batches(local_dir) if batch.query == query_id and batch.batch_id is not None)
     rows: _Rows = {}
     # The newest attempt at a number comes last: a restarted query repeats its last micro-batch.
     for batch in reversed(over_executors(wanted)):
         assert batch.batch_id is not None
-        operator = batch.operator.removesuffix(f"@{query_id}")  # the directory's suffix if another query has the name
+        operator = batch.operator.removesuffix(f"@{query_id}")  # appended if another query uses the name
         began = datetime.fromtimestamp(batch.batch_ms / 1_000, UTC)
         rows[batch.batch_id, operator] = _row(operator, batch.batch_id, began, of_group(batch.shards, batch.values))
     return rows

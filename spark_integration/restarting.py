@@ -6,7 +6,7 @@
       ▲                            │ yes
       └──── wait ◀── strategy ◀────┘    returns None: the error is raised
 
-A query resumes when it is started, so a strategy only decides when. Source of the strategies and their names:
+A started query resumes by itself, so a strategy only decides when to start it. The strategies and their names are from
 https://nightlies.apache.org/flink/flink-docs-stable/docs/ops/state/task_failure_recovery/
 """
 
@@ -181,9 +181,9 @@ def run(
     restart : RestartStrategy, optional
         From `holdfast.restart`; ``exponential()`` by default.
     on_restart : callable, optional
-        Gets a `Restart` before the wait: to count, or to alert.
+        Called with a `Restart` before the wait, to count or to alert.
     now_ms : callable, optional
-        As in `holdfast.clock`.
+        As `holdfast.clock.monotonic_ms`.
 
     Raises
     ------
@@ -194,9 +194,9 @@ def run(
 
     Notes
     -----
-    Transient are holdfast's `retryable` errors, lost executors and workers, and unresponsive networks and servers;
-    docs/operations.md has the list. A function's own error is not, nor is the error of a run that a newer run of the
-    query has replaced.
+    Transient failures are holdfast's `retryable` errors, lost executors and workers, and unresponsive networks and
+    servers; docs/operations.md lists them. A function's own error is not transient, nor is the error of a run that a
+    newer run of the query has replaced.
 
     On SIGTERM the query stops and the function returns; outside the main thread the signal is not handled.
 
@@ -209,14 +209,14 @@ def run(
     strategy = exponential() if restart is None else restart
     failures_s: deque[float] = deque(maxlen=FAILURES_MAX)
     number = 0
-    with _terminated() as asked:
-        while not asked:
+    with _terminated() as signals:
+        while not signals:
             began_ms = now_ms()
             try:
-                _run_once(start, asked)
+                _run_once(start, signals)
                 return
             except Exception as exc:
-                if asked:
+                if signals:
                     return
                 failures_s.append(now_ms() / 1000)
                 delay_s = strategy.delay_s(tuple(failures_s)) if is_transient(exc) else None
@@ -224,16 +224,16 @@ def run(
                     raise
                 number += 1
                 ran_s = (now_ms() - began_ms) / 1000
-                _log.warning("the query starts again in %.1f s, for the %dth time:\n%s", delay_s, number, explain(exc))
+                _log.warning("the query restarts in %.1f s (restart %d):\n%s", delay_s, number, explain(exc))
                 if on_restart is not None:
                     on_restart(Restart(number, exc, delay_s, ran_s))
             end_ms = now_ms() + int(delay_s * 1000)
-            while not asked and (left_ms := end_ms - now_ms()) > 0:
+            while not signals and (left_ms := end_ms - now_ms()) > 0:
                 clock.sleep_ms(min(left_ms, int(_LOOK_EVERY_S * 1000)))
 
 
-def _run_once(start: Callable[[], StreamingQuery], asked: Sequence[int]) -> None:
-    """Start the query and wait until it ends, or stop it on request."""
+def _run_once(start: Callable[[], StreamingQuery], signals: Sequence[int]) -> None:
+    """Start the query and wait until it ends, or stop it after a signal."""
     query = start()
     if not hasattr(query, "awaitTermination"):
         raise InvalidArgumentError(
@@ -242,7 +242,7 @@ def _run_once(start: Callable[[], StreamingQuery], asked: Sequence[int]) -> None
     try:
         # In steps: Python handles a signal between two calls into Spark.
         while not query.awaitTermination(_LOOK_EVERY_S):  # type: ignore[arg-type]  # Spark takes fractions, too
-            if asked:
+            if signals:
                 break
     finally:
         if query.isActive:
@@ -252,15 +252,15 @@ def _run_once(start: Callable[[], StreamingQuery], asked: Sequence[int]) -> None
 @contextmanager
 def _terminated() -> Iterator[Sequence[int]]:
     """Yield a list that gets an element on SIGTERM; not an event, whose lock the interrupted thread may hold."""
-    asked: list[int] = []
+    signals: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield signals
         return
-    before = signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    before = signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     try:
-        yield asked
+        yield signals
     finally:
-        # None if Python had not set it.
+        # None if Python had not installed the handler.
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 

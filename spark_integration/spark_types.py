@@ -1,4 +1,4 @@
-"""Spark's types seen from Arrow, and what an operator can group by, keep and return."""
+"""Converts between Spark's and Arrow's types, and checks what an operator can group by, store and return."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ WATERMARK_METADATA = "spark.watermarkDelayMs"
 #: Replaces Spark's mark on times that Spark's own operators would consider late.
 _DELAY_METADATA, _HELD_BACK_METADATA = "holdfast.watermarkDelayMs", "holdfast.heldBackMs"
 
-# As Spark exchanges them with Python. Written out, since Spark's own conversion is not public and changes
-# its parameters from release to release.
+# The types in which Spark exchanges columns with Python. Spark's own conversion is private, and its parameters change
+# from release to release.
 _ARROW_TYPES: dict[type[T.DataType], pa.DataType] = {
     T.BinaryType: pa.binary(),
     T.BooleanType: pa.bool_(),
@@ -34,8 +34,8 @@ _ARROW_TYPES: dict[type[T.DataType], pa.DataType] = {
     T.TimestampNTZType: pa.timestamp("us"),
     T.TimestampType: pa.timestamp("us", "UTC"),
 }
-# What Spark also sends to Python, by the name of its class, which older releases lack. A function may see such columns;
-# state, keys and output cannot have them.
+# Types that Spark only sends to Python, by class name, since older releases lack the classes. State, keys and output
+# cannot have them.
 _ONLY_SENT: dict[str, pa.DataType] = {
     "GeographyType": pa.struct([pa.field("srid", pa.int32(), False), pa.field("wkb", pa.binary(), False)]),
     "GeometryType": pa.struct([pa.field("srid", pa.int32(), False), pa.field("wkb", pa.binary(), False)]),
@@ -45,14 +45,14 @@ _ONLY_SENT: dict[str, pa.DataType] = {
 
 
 class Watermark(NamedTuple):
-    """The mark of a column of event times; a row may be `held_back_ms` older than the newest without being late."""
+    """The watermark of an event-time column: a row is late after `delay_ms` plus `held_back_ms`."""
 
     delay_ms: int
     held_back_ms: int = 0
 
     @classmethod
     def of(cls, field: T.StructField) -> Watermark | None:
-        """Return the mark of a column; None if it has none."""
+        """Return the watermark of a column; None if it has none."""
         metadata = field.metadata or {}
         if WATERMARK_METADATA in metadata:
             return cls(int(metadata[WATERMARK_METADATA]))
@@ -61,12 +61,12 @@ class Watermark(NamedTuple):
         return None
 
     def later(self, ms: int) -> Watermark:
-        """Return the mark of rows that may be this much later."""
+        """Return the watermark of rows that may be later by `ms`."""
         return self._replace(held_back_ms=self.held_back_ms + ms)
 
     @property
     def metadata(self) -> dict[str, int]:
-        """The mark as Spark keeps it: its own, unless Spark's operators, which do not wait, would drop rows."""
+        """The mark in column metadata: Spark's own, unless Spark's operators would drop held-back rows as late."""
         if not self.held_back_ms:
             return {WATERMARK_METADATA: self.delay_ms}
         return {_DELAY_METADATA: self.delay_ms, _HELD_BACK_METADATA: self.held_back_ms}
@@ -117,7 +117,7 @@ def _arrow_type(t: T.DataType, column: str, what: str, only_sent: Mapping[str, p
 
     if isinstance(t, T.ArrayType):
         element = part(t.elementType)
-        # Of ``array()`` Arrow takes no elements of type null that are never null.
+        # Arrow refuses the elements of ``array()``, which have type null but are not nullable.
         return pa.list_(pa.field("element", element, t.containsNull or pa.types.is_null(element)))
     if isinstance(t, T.MapType):
         return pa.map_(part(t.keyType), pa.field("value", part(t.valueType), t.valueContainsNull))
@@ -133,8 +133,8 @@ def _arrow_type(t: T.DataType, column: str, what: str, only_sent: Mapping[str, p
         return only_sent[type(t).__name__]
     if type(t) not in _ARROW_TYPES:
         raise InvalidArgumentError(
-            f"column {column!r} of {what} has a type that cannot be used: cast it to a type that Arrow carries, such "
-            "as string or bigint",
+            f"column {column!r} of {what} has a type that cannot be used: cast it to a type that Arrow supports, "
+            "such as string or bigint",
             type=t.simpleString(),
         )
     return _ARROW_TYPES[type(t)]
@@ -147,7 +147,7 @@ def types_of_keys(fields: list[T.StructField]) -> pa.Schema:
 
 
 def spark_type(t: pa.DataType) -> T.DataType:
-    """Return Spark's type of a stored column; the inverse of `arrow_schema` behind storage types."""
+    """Return Spark's type of a stored column; the inverse of `arrow_schema` and `storage_type`."""
     for spark, arrow in _ARROW_TYPES.items():
         if t == storage_type(arrow):
             return spark()
@@ -181,7 +181,7 @@ def require_key_types(fields: list[T.StructField]) -> None:
 def _require_key(data_type: T.DataType, column: str) -> None:
     if isinstance(data_type, T.MapType):
         raise InvalidArgumentError(
-            f"cannot group by map column {column!r}: group by a column of another type, such as its JSON text (to_json)"
+            f"cannot group by map column {column!r}: group by a different column, such as its JSON text (to_json)"
         )
     if isinstance(data_type, T.StringType) and getattr(data_type, "collation", "UTF8_BINARY") != "UTF8_BINARY":
         raise InvalidArgumentError(

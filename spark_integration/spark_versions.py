@@ -5,7 +5,7 @@
 =================================  =====================  =====================  ==========================
 pandas and Arrow in the worker     its serializer         its serializer         ``pyspark.sql.conversion``
 output of a different type         rejected               cast                   cast
-integers where decimals are due    rejected               by a setting           by a setting
+integers for decimals              rejected               by a setting           by a setting
 integers with nulls, in pandas     floats                 floats                 nullable, by a setting
 frames and keys of a processor     as Arrow has them      Python's values, but   Python's values
                                                           where an initial
@@ -70,10 +70,10 @@ def require_arrow_streams(version: str = pyspark.__version__) -> None:
 
 
 def require_supported(version: str) -> None:
-    """Reject a Spark that is too old, before some import fails with an obscure error. Raises `ImportError`."""
+    """Reject a Spark that is too old, before an import fails with an obscure error. Raises `ImportError`."""
     if minor_version(version) < OLDEST:
         raise ImportError(
-            f"holdfast needs PySpark 4.0 or newer, and this is {version}: pip install --upgrade 'pyspark>=4'"
+            f"holdfast needs PySpark 4.0 or newer, but this is {version}: pip install --upgrade 'pyspark>=4'"
         )
 
 
@@ -189,7 +189,7 @@ def makes_frames_anew(*, beside_initial_state: bool = False) -> bool:
 
 
 def takes_integers_as_decimals(session: SparkSession) -> bool:
-    """Return whether a session lets a function return integers where decimals are declared."""
+    """Return whether a session lets a function return integers for decimals."""
     return _SPARK >= (4, 1) and is_on(
         session, "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled", "false"
     )

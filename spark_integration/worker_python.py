@@ -41,7 +41,7 @@ _VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 def require_worker_python(session: SparkSession) -> None:
-    """Refuse a local session whose tasks would run a different Python; costs 50 ms unless it is this one."""
+    """Refuse a local session whose tasks would run an unsuitable Python; checking a different Python takes 50 ms."""
     if not is_classic(session) or not str(session.sparkContext.master).startswith("local"):
         return
     program = session.conf.get(_SETTING, None) or session.sparkContext.pythonExec
@@ -60,11 +60,11 @@ def problem_of(program: str) -> str | None:
     """Return why workers cannot run in a Python; None if they can."""
     found = shutil.which(program)
     if found is None:
-        return "which is not there"
+        return "which does not exist"
     if _is_own(Path(found)):
         return None
     needed = ["pandas", "pyarrow"] if _spark_sends_pyspark() else ["pyspark", "pandas", "pyarrow"]
-    # spark.submit.pyFiles sends it to the workers as a zip file.
+    # A zip file comes from spark.submit.pyFiles, which also sends it to the workers.
     if not isinstance(holdfast.__spec__.loader, zipimport.zipimporter):
         needed.append(f"{holdfast.__name__}.spark_integration")
     try:
@@ -85,12 +85,12 @@ def problem_of(program: str) -> str | None:
 
 
 def _spark_sends_pyspark() -> bool:
-    """Whether Spark puts its own PySpark on the workers' path: a zip file, which uv's installation lacks."""
+    """Return whether Spark puts its own PySpark on the workers' path: a zip file, which uv does not install."""
     home = os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent
     return Path(home, "python", "lib", "pyspark.zip").is_file()
 
 
 def _is_own(program: Path) -> bool:
-    """Whether a program is this process's Python: two environments may link to one interpreter."""
+    """Return whether a program is this process's Python, folder included: environments may share an interpreter."""
     own = Path(sys.executable)
     return program.parent.samefile(own.parent) and program.samefile(own)

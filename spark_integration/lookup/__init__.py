@@ -1,1 +1,1 @@
-"""Reads a query's state without Spark: lookups by key, a key's history, pages of rows, differences."""
+"""Reads a query's state without Spark: look-ups by key, a key's history, pages of rows, differences."""

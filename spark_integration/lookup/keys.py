@@ -1,6 +1,4 @@
-"""Parses keys given by users, and shows tables to users.
-
-The key or shards to read are options of a single read.
+"""Parses and hashes the keys of look-ups, and names the columns of tables shown to users.
 
 Spark's ``xxhash64`` of a key, computed without Spark, determines the key's shard and its place in the shard. Spark
 hashes column by column, uses the preceding hash as seed, and skips nulls::
@@ -44,7 +42,7 @@ _LONG_DIGITS = 18
 # Spark's decimals may have more digits than Python's default precision of 28.
 _ALL_DIGITS = Context(prec=38)
 _CANONICAL_NAN = {4: b"\x00\x00\xc0\x7f", 8: b"\x00\x00\x00\x00\x00\x00\xf8\x7f"}
-_STRETCH = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 def hash_of_key(key: Iterable[pa.Scalar]) -> int | None:
@@ -112,25 +110,25 @@ def _decimal_bytes(value: pa.Scalar) -> bytes:
 
 @dataclass(frozen=True)
 class ShardRanges:
-    """Inclusive ranges of shards."""
+    """Ranges of shards, both ends included."""
 
-    stretches: tuple[tuple[int, int], ...]
+    ranges: tuple[tuple[int, int], ...]
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse a text like ``0,3-5``; an empty text selects no shards. Raises `InvalidArgumentError`."""
-        found = [_STRETCH.fullmatch(part.strip()) for part in text.split(",") if part.strip()]
-        stretches = tuple((int(one[1]), int(one[2] or one[1])) for one in found if one)
-        if not all(found) or (text.strip() and not found) or any(last < first for first, last in stretches):
+        found = [_RANGE.fullmatch(part.strip()) for part in text.split(",") if part.strip()]
+        ranges = tuple((int(one[1]), int(one[2] or one[1])) for one in found if one)
+        if not all(found) or (text.strip() and not found) or any(last < first for first, last in ranges):
             raise InvalidArgumentError("the option shards must look like 0,3-5", shards=text[:200])
-        return cls(stretches)
+        return cls(ranges)
 
     def __contains__(self, shard: int) -> bool:
-        return any(first <= shard <= last for first, last in self.stretches)
+        return any(first <= shard <= last for first, last in self.ranges)
 
     def require_below(self, shards: int) -> None:
         """Raise `InvalidArgumentError` if a range exceeds an operator's number of shards."""
-        if beyond := [last for _, last in self.stretches if last >= shards]:
+        if beyond := [last for _, last in self.ranges if last >= shards]:
             raise InvalidArgumentError("the operator has no such shard", shard=max(beyond), shards=shards)
 
 
@@ -186,7 +184,7 @@ def keys_of(table: TableSchema, grouping: Sequence[str], keys: Sequence[Mapping[
         hashed = hash_of_key(scalars)
         if hashed is None:
             raise InvalidArgumentError(
-                "keys with such columns cannot be looked up: filter the DataFrame of holdfast.state",
+                "keys of these types cannot be looked up: filter the DataFrame of holdfast.state",
                 columns=", ".join(grouping),
             )
         rows.append(scalars)
@@ -215,15 +213,13 @@ def _scalar(name: str, value: object, t: pa.DataType) -> pa.Scalar:
     try:
         return pa.scalar(_storable(value, t), t)
     except (pa.ArrowException, TypeError, ValueError, OverflowError, binascii.Error) as exc:
-        from holdfast.spark_integration.spark_types import (
-            type_name,
-        )  # imported late: lookups need PySpark only for this error
+        from holdfast.spark_integration.spark_types import type_name  # late: look-ups need PySpark only here
 
         raise InvalidArgumentError(f"the key's {name!r} has the wrong type: {exc}", type=type_name(t)) from exc
 
 
 def _storable(value: object, t: pa.DataType) -> object:
-    """Convert a value without loss: Arrow might drop digits, times or zones, and so find a wrong key."""
+    """Convert a value without loss: if Arrow dropped digits, times or zones, a look-up could find a wrong key."""
     types = pa.types
     if value is None:
         return None
@@ -285,7 +281,7 @@ def free_name(name: str, taken: Collection[str], prefix: str) -> str:
 
 
 def as_table(schema: TableSchema, runs: Sequence[Run]) -> pa.Table:
-    """Concatenate runs into a table."""
+    """Concatenate runs into a table with the columns shown to users."""
     columns = shown_columns(schema)
     batches = [pa.RecordBatch.from_arrays([*r.keys.columns, *r.values.columns], schema=columns) for r in runs]
     return pa.Table.from_batches(batches, schema=columns)

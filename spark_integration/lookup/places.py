@@ -35,14 +35,14 @@ from holdfast.spark_integration.shard.pointer_row import PointerRow, operator_of
 from holdfast.spark_integration.spark_state.query_location import QueryLocation
 
 _THREADS = 16
-#: In a query with many operators, this many tell when it was at work.
+#: Upper limit of claims that are read to find when a query was last active.
 _CLAIMS_MAX = 8
 #: Upper limit of queries described in an error; each description takes several requests.
 _DESCRIBED_MAX = 20
 _IS_RECORD = re.compile(r"[^/]+/operator")
 _NAME_IT = "name the state directory with --state-dir, or as the argument state_dir"
 _NAME_LOCATION = "name the query's checkpointLocation in place of the state directory"
-_NOTED = "the checkpointLocation that the state directory notes"
+_NOTED = "the checkpointLocation that the state directory records"
 
 
 def places_of(
@@ -58,9 +58,8 @@ def places_of(
     if found is not None:
         return found
     with open_storage(str(given), options) as storage:
-        return str(given), _state_dir_of(
-            storage, QueryLocation(storage).query_id(), options
-        )  # query_id raises a clear error
+        query_id = QueryLocation(storage).query_id()  # raises a clear error
+        return str(given), _state_dir_of(storage, query_id, options)
 
 
 def find_places(
@@ -108,14 +107,14 @@ def require_no_state_directory(location: ObjectStorage) -> None:
 
 
 def location_of(noted: NotedLocation, states: ObjectStorage, options: Mapping[str, object]) -> str:
-    """Verify the checkpoint location noted in a state directory, and return it. Raises `NotFoundError`."""
+    """Verify the checkpoint location that a state directory records, and return it. Raises `NotFoundError`."""
     facts = {"checkpoint_location": noted.location, "noted_on": noted.host, "query": noted.query_id}
     place, home = parse_url(noted.location), parse_url(states.url)
     if place.scheme == home.scheme == "hdfs" and not home.authority:  # on fs.defaultFS, whose name Spark adds to URLs
         place = place._replace(authority="")
     if place.scheme != "file" and place.store != home.store:
         raise NotFoundError(
-            f"{_NOTED} is on another store, which holdfast does not open unasked: if it is right, {_NAME_LOCATION}",
+            f"{_NOTED} is on a different store, which holdfast does not open unasked: if it is right, {_NAME_LOCATION}",
             **facts,
         )
     with open_storage(str(place), options) as location:
@@ -129,21 +128,21 @@ def _require_agreement(
     query = QueryLocation(location)
     if query.find_id() != noted.query_id:
         raise NotFoundError(
-            f"{_NOTED} lacks the query: it was moved or deleted, or is on another machine; {_NAME_LOCATION}",
+            f"{_NOTED} lacks the query, which was moved or deleted, or is on a different machine; {_NAME_LOCATION}",
             **facts,
         )
     try:
         newest = _newest_of(location)
     except (InvalidArgumentError, NotFoundError) as exc:
         raise NotFoundError(
-            f"{_NOTED} does not tell whose state it has; name both: {exc.message}",
+            f"{_NOTED} does not show whose state it uses; name both directories: {exc.message}",
             **facts,
         ) from exc
     assert newest.state_dir is not None
     assert newest.directory is not None
     if newest.query != noted.state_id or not _is_same(newest.state_dir, states.url):
         raise NotFoundError(
-            f"{_NOTED} leads to a query whose pointers name another state directory: if this one was moved or copied, "
+            f"{_NOTED} has a query whose pointers name a different state directory: if this one was moved or copied, "
             "name the location, and this directory with --state-dir or as the argument state_dir",
             **facts,
             state_dir=newest.state_dir,
@@ -153,8 +152,8 @@ def _require_agreement(
     planned = query.newest_planned()
     if claimed is not None and (planned is None or planned < claimed):
         raise NotFoundError(
-            f"the query was at a later micro-batch than any there ({_NOTED}): it continued in a copy of that, or was "
-            f"rolled back; {_NAME_LOCATION}",
+            f"the query has run a later micro-batch than {_NOTED} has planned: it continued in a copy, or was rolled "
+            f"back; {_NAME_LOCATION}",
             **facts,
             planned=planned,
             at_work=claimed,
@@ -162,7 +161,7 @@ def _require_agreement(
 
 
 def _noted(storage: ObjectStorage, by_query: Mapping[str, list[OperatorRecord]], options: Mapping[str, object]) -> str:
-    """Return the noted location of a state directory's only query."""
+    """Return the recorded location of a state directory's only query."""
     if len(by_query) > 1:
         raise _is_state_directory(storage, ", of several queries", by_query)
     try:
@@ -170,7 +169,7 @@ def _noted(storage: ObjectStorage, by_query: Mapping[str, list[OperatorRecord]],
     except CorruptionError as exc:
         raise CorruptionError(f"{exc.message}; {_NAME_LOCATION}", **exc.facts) from exc
     if noted is None:
-        raise _is_state_directory(storage, ", which does not note where its query is", by_query)
+        raise _is_state_directory(storage, ", which does not record where its query is", by_query)
     return location_of(noted, storage, options)
 
 
@@ -183,8 +182,8 @@ def _is_state_directory(
     if len(by_query) > _DESCRIBED_MAX:
         queries.append(f"and {len(by_query) - _DESCRIBED_MAX:,} more")
     return InvalidArgumentError(
-        f"this is a state directory{what}: name the checkpointLocation of a query instead, which is enough to find its "
-        "state directory, and whose file metadata has the query's id",
+        f"this is a state directory{what}: name the checkpointLocation of a query instead, which leads to the state "
+        "directory; the query's id is in its file metadata",
         given=location.url,
         queries="; ".join(queries),
     )
@@ -221,7 +220,7 @@ def _newest_of(location: ObjectStorage) -> PointerRow:
         try:
             batch_id = pointers.batch(None).batch_id
         except NotFoundError as exc:
-            message = f"{exc.message}, so nothing tells its state directory: {_NAME_IT}"
+            message = f"{exc.message}, so its state directory is unknown: {_NAME_IT}"
             raise NotFoundError(message, **exc.facts) from exc
         rows = [row for held in pointers.held(batch_id) for row in held.rows]
     named = [row for row in rows if row.state_dir is not None]
@@ -229,7 +228,7 @@ def _newest_of(location: ObjectStorage) -> PointerRow:
         why = (
             "has state that is not durable, because it runs without spark.holdfast.state.dir"
             if rows
-            else f"has no holdfast state yet, so nothing says where that will be: {_NAME_IT}"
+            else f"has no holdfast state yet, so its state directory is unknown: {_NAME_IT}"
         )
         raise InvalidArgumentError(f"the query {why}", location=pointers.url)
     return max(named, key=lambda row: row.batch_ms)
@@ -246,7 +245,7 @@ def _require_state_of(storage: ObjectStorage, query_id: str, row: PointerRow) ->
             owner=None if record is None else record.query_id,
             query=row.query,
         )
-    # If Spark did not tell a task the query, the new state's query id is derived from the run's id.
+    # If a task did not know its query, the new state's query id is derived from the run's id.
     is_substitute = row.query.startswith(record.run_id)
     if query_id != row.query and not is_substitute and find_origin(storage, query_id) is None:
         raise NotFoundError(
@@ -290,6 +289,6 @@ def _described(storage: ObjectStorage, query_id: str, records: list[OperatorReco
         newest = max(own, key=lambda claim: claim.holder.seen_ms)
         facts.insert(0, f"named {newest.query_name}") if newest.query_name else None
         at = datetime.fromtimestamp(newest.holder.seen_ms / 1000, UTC)
-        facts.append(f"at work until {at:%Y-%m-%d %H:%M} UTC on {newest.host}")
+        facts.append(f"active until {at:%Y-%m-%d %H:%M} UTC on {newest.host}")
     facts.append(f"checkpointLocation {noted.location}") if noted else None
     return f"{query_id} ({', '.join(facts)})"

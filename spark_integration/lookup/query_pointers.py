@@ -117,13 +117,13 @@ class ShardReaders:
                     commit = reader.commit(last)
                 except CorruptionError as exc:
                     if isinstance(exc.__cause__, NotFoundError):
-                        return None  # cleaned up
+                        return None  # deleted by a clean-up
                     raise
         keys = merge_runs([no_rows(held), *found], drop_deletes=False)
         return Keys(keys.hashes, keys.keys)
 
     def _held(self, shard: ShardAt, table: TableSchema) -> tuple[StoredTables | None, At | None]:
-        """Return the tables of a shard's directory and the shard's version, or Nones if the shard lacks the table."""
+        """Return the tables in a shard's directory and the shard's version; (None, None) if it lacks the table."""
         directory, row = shard
         if row.pointer is None or table.name not in (stored := self.tables(directory)).held:
             return None, None
@@ -185,7 +185,7 @@ class StoredOperator:
     """An operator of holdfast after a micro-batch."""
 
     name: str
-    batch_id: int  #: The micro-batch
+    batch_id: int
     number: int  #: The number of Spark's operator that holds the pointers
     host: str  #: The name of Spark's operator
     shards: int  #: The operator's number of shards

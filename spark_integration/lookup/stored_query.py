@@ -1,4 +1,4 @@
-"""Reads a query's stored state from outside: its operators, their shards' pointers and their rows.
+"""Reads a query's stored state: its operators, the pointers of their shards, and their rows.
 
 ::
 
@@ -60,7 +60,7 @@ from holdfast.spark_integration.timers import is_by_time
 from holdfast.spark_integration.transport.routes import shards_of
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
-#: Upper limit of keys per lookup.
+#: Upper limit of keys per look-up.
 KEYS_MAX = 10_000
 _PAGE_ROWS_MAX = 100_000
 #: The start of a page: a hash, and the number of the hash's rows already shown.
@@ -107,14 +107,13 @@ def differing(before: Run, after: Run) -> Differing:
 
 @dataclass
 class TableChanges:
-    """The changes of a table."""
+    """The changes of a table: numbers of keys, and a sample of rows."""
 
     table: str
-    #: Numbers of keys
     added: int = 0
     removed: int = 0
     changed: int = 0
-    rows: list[RowChange] = field(default_factory=list)  #: A sample of the changes
+    rows: list[RowChange] = field(default_factory=list)
 
     def take(self, before: Run, after: Run, rows_max: int) -> None:
         """Compare two runs with the same schema: count the differences, and keep up to `rows_max` rows."""
@@ -161,7 +160,7 @@ class StoredQuery:
     """A query's stored state, opened by `open_query`. Close it, preferably by a ``with`` statement.
 
     Safe for many threads, which take turns at a shard. Immutable objects are cached within a budget, so a history costs
-    little more than a lookup.
+    little more than a look-up.
     """
 
     def __init__(self, location: ObjectStorage, storage: ObjectStorage, executor: ThreadPoolExecutor) -> None:
@@ -298,7 +297,7 @@ class StoredQuery:
             The largest number of rows.
         """
         if type(limit) is not int or not 0 < limit <= _PAGE_ROWS_MAX:
-            raise InvalidArgumentError("limit must be a whole number from 1 to most", limit=limit, most=_PAGE_ROWS_MAX)
+            raise InvalidArgumentError(f"limit must be a whole number from 1 to {_PAGE_ROWS_MAX}", limit=limit)
         number = self._batch(batch_id).batch_id
         found = self.operator(operator, number)
         if type(shard) is not int or not 0 <= shard < found.shards:
@@ -408,7 +407,7 @@ class StoredQuery:
                 return found
         known = sorted({one for held in all_held for one in by_operator(held.rows, self._pointers.url)})
         raise NotFoundError(
-            f"the query has no state of such an operator: check its name, and that it has had rows"
+            f"the query has no state of this operator: check its name, and that it has received rows"
             f"{did_you_mean(name, known)}",
             operator=name,
             operators=", ".join(known) or "none",
@@ -456,7 +455,7 @@ class StoredQuery:
                 return self._operator(name, batch_id, held, {directory: []})
         return None
 
-    # Lookups.
+    # Look-ups.
 
     def _batch(self, batch_id: int | None) -> LoggedBatch:
         if batch_id is not None and (type(batch_id) is not int or batch_id < 0):
@@ -553,7 +552,7 @@ def open_query(
     ----------
     location : str or pathlib.Path
         The query's ``checkpointLocation``, as a path or as a URL of any supported storage. Or the state directory, if
-        it has only one query and notes the query's location.
+        it has only one query and records the query's location.
     state_dir : str or pathlib.Path, optional
         The query's ``spark.holdfast.state.dir``; by default the directory that its pointers name.
     options : mapping of str to str, optional

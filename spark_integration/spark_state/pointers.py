@@ -78,6 +78,7 @@ from holdfast.spark_integration.spark_state.row_streams import (
     compressed,
     first_binary,
     stream_of_rows,
+    too_much,
     unsafe_row,
 )
 from holdfast.spark_integration.transport.routes import ROUTE, route_of_hash
@@ -116,7 +117,7 @@ _NO_TIMEOUT = -1
 
 
 class NeedsSparkError(Exception):
-    """State in the form that the message names can be written only by Spark."""
+    """Only Spark can write state in the form that the message names."""
 
 
 def _not_known(form: str, **where: str) -> InvalidArgumentError:
@@ -131,8 +132,8 @@ class StateOperator:
 
     number: int  #: From 0, in the query's plan
     host: str  #: Spark's name of the operator
-    partitions: int  #: Partitions of its state; 0 if its stores differ from a pointer operator's
-    variables: tuple[str, ...]  #: Names of its state variables, if any
+    partitions: int = 0  #: Partitions of its state; 0 if its stores differ from a pointer operator's
+    variables: tuple[str, ...] = ()  #: Names of its state variables, if any
     #: What Spark keeps of ``transformWithState``: modes, and variables
     properties: Mapping[str, Any] = field(default_factory=dict)
 
@@ -205,7 +206,7 @@ def _read(location: ObjectStorage, key: str, number: int) -> StateOperator:
         found = json.loads(document)
         operator, stores = found["operatorInfo"], found["stateStoreInfo"]
         if operator["operatorId"] != number or not isinstance(operator["operatorName"], str):
-            raise ValueError("it belongs to another operator")
+            raise ValueError("it belongs to a different operator")
         partitions = [_partitions(store["numPartitions"]) for store in stores]
         is_hosts = [store["storeName"] for store in stores] == [_STORE]
         properties = json.loads(found.get("operatorPropertiesJson") or "{}")
@@ -228,7 +229,7 @@ def _pointer_columns(location: ObjectStorage, number: int) -> tuple[str, ...]:
     try:
         data = bytes(location.get(key, _FILE_BYTES_MAX))
     except NotFoundError as exc:
-        raise _not_known(f"{source} is not there") from exc
+        raise _not_known(f"{source} does not exist") from exc
     if data[: len(_SCHEMA_BEGIN)] != _SCHEMA_BEGIN[: len(data)]:
         raise _not_known(f"{source} has a format other than v2")
     try:
@@ -326,7 +327,7 @@ class StateStores:
 
         rows = rocksdb_files.read_rows(folder, at, self.codec, family, limit_bytes, has_checksums=self.has_checksums)
         if any(row[:1] != _ENCODING_VERSION for pair in rows.items() for row in pair):
-            raise _not_known(f"rows with another encoding in {folder.url}")
+            raise _not_known(f"rows with a different encoding in {folder.url}")
         return {key[1:]: value[1:] for key, value in rows.items()}
 
     def pointer(self, value: bytes, source: str, *, is_of_group: bool) -> tuple[object, ...]:
@@ -379,7 +380,7 @@ def read_pointers(
         pointers += [PointerRow.read(one) for one in found]
         left_bytes -= sum(map(len, rows.values()))
         if left_bytes < 0:
-            raise CorruptionError(f"{source} holds more than Spark stores there", limit_bytes=KEPT_BYTES_MAX)
+            raise too_much(source, limit_bytes=KEPT_BYTES_MAX)
     return pointers
 
 
@@ -390,7 +391,7 @@ def _each(read: Callable[..., Rows], partitions: Collection[int], executor: Exec
         try:
             return read(partition, limit_bytes=PART_BYTES_MAX)
         except CorruptionError:
-            return None  # larger, or damaged: the next read reports it
+            return None  # too large, or damaged: the next read reports damage
 
     # While a large partition is read, at most `_AT_ONCE` small partitions are in memory.
     with closing(ahead(executor, read_small, partitions, _AT_ONCE)) as found:
@@ -404,17 +405,13 @@ def _each(read: Callable[..., Rows], partitions: Collection[int], executor: Exec
 
 
 @dataclass(frozen=True)
-class StatefulStep:
-    """A stateful operator of Spark in a query, with its pointers."""
+class StatefulStep(StateOperator):
+    """A stateful operator of Spark, with its pointers after a micro-batch."""
 
-    number: int  #: From 0, in the query's plan
-    host: str  #: Spark's name of it
-    is_ours: bool  #: Whether its state consists of holdfast's pointers
-    has_timeout: bool  #: Whether each pointer has a timeout
+    is_ours: bool = False  #: Whether its state consists of holdfast's pointers
+    has_timeout: bool = False  #: Whether each pointer has a timeout
     #: By holdfast operator and directory; shards that never had rows have no pointers
-    pointers: Mapping[str, Mapping[str, list[PointerRow]]]
-    #: What Spark keeps of ``transformWithState``: modes, and variables
-    properties: Mapping[str, Any] = field(default_factory=dict)
+    pointers: Mapping[str, Mapping[str, list[PointerRow]]] = field(default_factory=dict)
 
 
 def modes_of(properties: Mapping[str, Any], number: int) -> dict[str, str]:
@@ -432,10 +429,10 @@ def stored_steps(location: ObjectStorage, batch: LoggedBatch) -> list[StatefulSt
         steps = []
         for operator in operators.every(batch.batch_id):
             rows = read_pointers(location, stores, operator, operators, executor)
-            has_timeout = rows is not None and operator.host == GROUP_STATE and operators.has_timeout(operator)
+            is_ours = rows is not None
+            has_timeout = is_ours and operator.host == GROUP_STATE and operators.has_timeout(operator)
             pointers = by_operator(rows or (), location.url)
-            facts = operator.number, operator.host, rows is not None, has_timeout, pointers
-            steps.append(StatefulStep(*facts, operator.properties))
+            steps.append(StatefulStep(**vars(operator), is_ours=is_ours, has_timeout=has_timeout, pointers=pointers))
         return steps
 
 
@@ -491,7 +488,7 @@ class NewState:
         return cls(partitions, codec)
 
     def files(self, operators: Sequence[PointerOperator]) -> Iterator[tuple[str, bytes]]:
-        """Yield the files of operators, numbered from 0, as keys below the checkpoint location with contents."""
+        """Yield the key, below the checkpoint location, and content of each file of the operators."""
         for number, operator in enumerate(operators):
             has_timeout = operator.timeout_conf != "NoTimeout"
             yield f"state/{number}/_metadata/metadata", metadata_of_groups(number, self.partitions)

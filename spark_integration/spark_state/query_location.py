@@ -119,32 +119,12 @@ def cut(data: bytes | memoryview, name: str, source: str) -> bytes:
 
 
 @dataclass(frozen=True)
-class LoggedBatch:
-    """A committed micro-batch in Spark's logs."""
-
-    batch_id: int
-    offsets_version: str  #: ``v1`` or ``v2``
-    batch: str  #: JSON: watermark, time and pinned settings
-    sources: tuple[tuple[str, str], ...]  #: Each source's number or name, and its end offset
-    next_watermark_ms: int
-    #: Ids of state stores by operator, for each partition, as logged; empty before version 2 of the log
-    unique_ids: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def conf(self) -> dict[str, Any]:
-        """The settings that Spark pinned."""
-        found: dict[str, Any] = json.loads(self.batch)["conf"]
-        return found
-
-
-@dataclass(frozen=True)
 class PlannedOffsets:
     """A micro-batch as Spark logged it before running it."""
 
-    #: As in `LoggedBatch`
-    offsets_version: str
-    batch: str
-    sources: tuple[tuple[str, str], ...]
+    offsets_version: str  #: ``v1`` or ``v2``
+    batch: str  #: JSON: watermark, time and pinned settings
+    sources: tuple[tuple[str, str], ...]  #: Each source's number or name, and its end offset
 
     @classmethod
     def parse(cls, text: str, source: str) -> PlannedOffsets:
@@ -163,6 +143,22 @@ class PlannedOffsets:
     def plan(self) -> str:
         """The text that distinguishes this micro-batch from others with the same number; see `plan_of`."""
         return plan_of(self.batch, self.sources)
+
+    @property
+    def conf(self) -> dict[str, Any]:
+        """The settings that Spark pinned."""
+        found: dict[str, Any] = json.loads(self.batch)["conf"]
+        return found
+
+
+@dataclass(frozen=True)
+class LoggedBatch(PlannedOffsets):
+    """A committed micro-batch in Spark's logs."""
+
+    batch_id: int
+    next_watermark_ms: int
+    #: Ids of state stores by operator, for each partition, as logged; empty before version 2 of the log
+    unique_ids: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -223,7 +219,7 @@ class QueryLocation:
             )
         if batch_id is not None and batch_id not in committed:
             raise NotFoundError(
-                "this micro-batch is not committed, or Spark has purged it: choose one that is available",
+                "this micro-batch is not committed, or Spark has purged it: choose an available one",
                 batch_id=batch_id,
                 first=committed[0],
                 last=committed[-1],
@@ -242,8 +238,7 @@ class QueryLocation:
         unique_ids = watermark.get("stateUniqueIds") or {}
         if not isinstance(unique_ids, dict):
             raise _damaged(source, "names invalid state")
-        planned = (offsets.offsets_version, offsets.batch, offsets.sources)
-        return LoggedBatch(number, *planned, next_watermark_ms, unique_ids)
+        return LoggedBatch(**vars(offsets), batch_id=number, next_watermark_ms=next_watermark_ms, unique_ids=unique_ids)
 
     def planned(self, number: int) -> PlannedOffsets | None:
         """Return a planned micro-batch, committed or not, or None if Spark has not planned it or has purged it."""
@@ -320,8 +315,8 @@ class QueryLocation:
             return self._storage.get(folder + name, _LOG_BYTES_MAX)
         except NotFoundError:
             number = number_of(name)
-            there = (info.key.removeprefix(folder) for info in self._storage.list(folder))
-            later = [one for one in compacted(there) if number is not None and one > number]
+            names = (info.key.removeprefix(folder) for info in self._storage.list(folder))
+            later = [one for one in compacted(names) if number is not None and one > number]
             if not later:
                 raise
             key = f"{folder}{later[0]}{COMPACT}"

@@ -47,6 +47,7 @@ from holdfast.spark_integration.spark_state.row_streams import (
     Rows,
     require_few,
     stream_of,
+    too_much,
     verified,
 )
 
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _METADATA, _METADATA_BEGIN = "metadata", b"v1\n"
-#: Names of a database's files, and of tables where Spark stores them; other names are neither written nor read.
+#: Names of a database's files, and of its tables in Spark's storage; files with other names are ignored.
 _IN_ZIP = re.compile(r"MANIFEST-[0-9]{1,20}|CURRENT|[0-9]{1,20}\.log")
 _TABLE, _STORED_TABLE = re.compile(r"[0-9]{1,20}\.sst"), re.compile(r"[0-9A-Za-z-]{1,100}\.sst")
 _FAMILY_NUMBER_BYTES = 2
@@ -148,9 +149,7 @@ def _rows_of(folder: str, source: str, limit_bytes: int) -> Rows:
                 rows[key] = value
                 left_bytes -= max(len(key) + len(value), ROW_BYTES)
                 if left_bytes < 0:
-                    raise CorruptionError(
-                        f"{source} holds more than Spark would have stored there", limit_bytes=limit_bytes
-                    )
+                    raise too_much(source, limit_bytes=limit_bytes)
                 following.next()
             following.status()
             del following
@@ -170,7 +169,7 @@ def _unpack(data: bytes, folder: Path, source: str, limit_bytes: int) -> tuple[d
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             if sum(info.file_size for info in archive.infolist()) > limit_bytes:
-                raise ValueError("it holds more than Spark would have stored")
+                raise ValueError("it holds more than Spark stores there")
             for info in archive.infolist():
                 if _IN_ZIP.fullmatch(info.filename):
                     _write(folder / info.filename, archive.read(info))
@@ -197,11 +196,11 @@ def _write(path: Path, data: Buffer) -> None:
 
 def _checked(name: re.Pattern[str], text: Any) -> str:
     if not isinstance(text, str) or not name.fullmatch(text):
-        raise ValueError(f"a file of such a name: {ascii(text)[:80]}")
+        raise ValueError(f"invalid file name {ascii(text)[:80]}")
     return text
 
 
 def _number(number: Any) -> int:
     if type(number) is not int or not 0 <= number < 1 << (8 * _FAMILY_NUMBER_BYTES - 1):
-        raise ValueError("not the number of a family of columns")
+        raise ValueError("not the number of a column family")
     return number

@@ -86,7 +86,7 @@ _SNAPPY_BEGIN, _SNAPPY_VERSIONS_BYTES = b"\x82SNAPPY\0", 8
 _LZF_BEGIN, _LZF_PLAIN, _LZF_LITERALS, _LZF_LONG = b"ZV", 0, 32, 7
 _VARINT_BYTES_MAX, _VARINT_GOES_ON = 5, 0x80
 _SCHEMA_ID_BYTES = 2
-_AVRO_THERE = 2  # 1, as Avro writes numbers
+_AVRO_PRESENT = 2  # 1, as Avro encodes numbers
 #: The header of a value with a checksum: in files, and on RocksDB, which adds the value's size.
 CHECKSUM, SIZED_CHECKSUM = struct.Struct("<I"), struct.Struct("<Ii")
 _CRC_32C = 0x82F63B78
@@ -161,7 +161,7 @@ def decompressed(data: memoryview, codec: str, limit_bytes: int, source: str) ->
     for piece in _PIECES[codec](data, source):
         found += piece
         if len(found) > limit_bytes:
-            raise CorruptionError(f"{source} holds more than Spark stores there", limit_bytes=limit_bytes)
+            raise too_much(source, limit_bytes=limit_bytes)
     return bytes(found)
 
 
@@ -295,7 +295,7 @@ def avro_binary(row: bytes, source: str) -> bytes | None:
         return None
     twice_size, at = _varint(row, at, source)
     size = twice_size >> 1
-    if branch != _AVRO_THERE or twice_size & 1 or size > len(row) - at:
+    if branch != _AVRO_PRESENT or twice_size & 1 or size > len(row) - at:
         raise CorruptionError(f"{source} holds a row that is not Avro's", size_bytes=len(row))
     return row[at : at + size]
 
@@ -392,7 +392,7 @@ class RowStream:
         else:
             rows[key] = self._bytes(size)
             if len(rows) > self._rows_max:
-                raise _too_much(self._source, rows=len(rows))
+                raise too_much(self._source, rows=len(rows))
 
     def _head(self) -> tuple[int, list[Named]]:
         """Return a changelog's format number, and its lineage or an empty list."""
@@ -427,10 +427,10 @@ def require_few(rows: Rows, limit_bytes: int, source: str) -> None:
     """Raise `CorruptionError` if a version's rows exceed `limit_bytes`."""
     size_bytes = sum(len(key) + len(value) for key, value in rows.items())
     if size_bytes > limit_bytes:
-        raise _too_much(source, limit_bytes=limit_bytes)
+        raise too_much(source, limit_bytes=limit_bytes)
 
 
-def _too_much(source: str, **facts: int) -> CorruptionError:
+def too_much(source: str, **facts: int) -> CorruptionError:
     return CorruptionError(f"{source} holds more than Spark stores there", **facts)
 
 

@@ -55,8 +55,8 @@ class RunningQuery:
             self._offset_log = _execution(session, query_id).offsetLog()
         except (Py4JError, AttributeError) as exc:
             _log.warning(
-                "this Spark does not tell what it has planned, so a sink cannot tell a repeated micro-batch from one "
-                "that is planned anew, after a checkpoint location was rolled back: %s",
+                "Spark's plan of micro-batches is unreadable: after a rollback of the checkpoint location, a sink "
+                "cannot tell a repeated micro-batch from a new one with its number: %s",
                 exc,
             )
 
@@ -71,5 +71,5 @@ class RunningQuery:
             self._offset_log.serialize(offsets.get(), text)
             return PlannedOffsets.parse(text.toString("UTF-8"), f"offsets/{batch_id}").plan
         except (Py4JError, CorruptionError) as exc:
-            _log.warning("what Spark has planned for micro-batch %d cannot be read: %s", batch_id, exc)
+            _log.warning("Spark's plan of micro-batch %d is unreadable: %s", batch_id, exc)
             return ""

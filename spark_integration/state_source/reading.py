@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _SHARDS_AT_ONCE = 4
 # During planning, Spark wraps a source's errors in its own message.
-_SAID = re.compile(rf"{re.escape(errors.__name__)}\.(\w+): (.*)")
+_WRAPPED = re.compile(rf"{re.escape(errors.__name__)}\.(\w+): (.*)")
 
 
 def read_state(
@@ -219,24 +219,23 @@ def _frame(
     register_source(spark, StateSource)
     set_names = {k: v for k, v in dict(spark.conf.getAll).items() if k.startswith(STORAGE_PREFIX)}
     storage = storage_options({k.removeprefix(STORAGE_PREFIX): v for k, v in set_names.items()})
-    asked = {
+    selected = {
         "columns": None if columns is None else columns_option(columns),
         "key": None if key is None else key_option(key),
         "shards": None if shards is None else shards_option(shards),
     }
-    given |= {name: text for name, text in asked.items() if text is not None}
+    given |= {name: text for name, text in selected.items() if text is not None}
     try:
         return spark.read.format(NAME).options(**given, **storage).load(path)
     except PySparkException as exc:
-        said = holdfast_error_in(exc)
-        if said is None:
+        if (error := holdfast_error_in(exc)) is None:
             raise
-        raise said from exc
+        raise error from exc
 
 
 def holdfast_error_in(error: PySparkException) -> HoldfastError | None:
     """Return the holdfast error wrapped by Spark, or None for Spark's own errors."""
-    found = _SAID.findall(str(error))
+    found = _WRAPPED.findall(str(error))
     if not found:
         return None
     name, message = found[-1]

@@ -35,6 +35,7 @@ Spark accepts a batch only if its Arrow schema equals the schema that Spark deri
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
@@ -93,8 +94,7 @@ NAMES = (
 _AS_GIVEN = {name.lower(): name for name in NAMES}
 #: Options of queries only.
 _OF_QUERY = ("batchId", "readChangeFeed", "changeStartBatchId")
-_FLAGS = {"true": True, "false": False}
-_DIGITS_MAX = 18
+_NUMBER = re.compile("[0-9]{1,18}")
 SHARD, BATCH_ID, CHANGE_TYPE = "shard", "batch_id", "change_type"
 UPDATE, DELETE = "update", "delete"
 # Upper limits of a batch for Spark, whose text columns must stay below 2 GiB.
@@ -123,8 +123,6 @@ class StoragePlace:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """The options of a read."""
-
     path: str  #: A savepoint's directory, a slash, and its name; or a query's checkpoint location
     operator: str | None = None  #: Required for a query, and for a savepoint with several operators
     table: str = "state"  #: A state table, or the name of a processor's variable
@@ -172,7 +170,7 @@ class ReadOptions:
             parse_key(values["key"]) if "key" in values else {},
             ShardRanges.parse(values["shards"]) if "shards" in values else None,
             values.get("statedir"),
-            _batch_id(values),
+            _batch_id(values, "batchId"),
             changes_from,
             storage,
         )
@@ -219,28 +217,22 @@ def _columns(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _batch_id(values: Mapping[str, str]) -> int | None:
-    text = values.get("batchid")
-    if text is not None and not _is_number(text):
-        raise InvalidArgumentError("the option batchId must be a whole number, 0 or more", given=text[:200])
+def _batch_id(values: Mapping[str, str], option: str) -> int | None:
+    text = values.get(option.lower())
+    if text is not None and not _NUMBER.fullmatch(text):
+        raise InvalidArgumentError(f"the option {option} must be a whole number, 0 or more", given=text[:200])
     return None if text is None else int(text)
 
 
 def _changes_from(values: Mapping[str, str]) -> int | None:
-    text, is_feed = values.get("changestartbatchid"), values.get("readchangefeed", "false").lower()
-    if is_feed not in _FLAGS:
+    first, is_feed = _batch_id(values, "changeStartBatchId"), values.get("readchangefeed", "false").lower()
+    if is_feed not in ("true", "false"):
         raise InvalidArgumentError("the option readChangeFeed must be true or false", given=is_feed[:200])
-    if not _FLAGS[is_feed]:
-        if text is not None:
-            raise InvalidArgumentError("changeStartBatchId needs readChangeFeed=true")
-        return None
-    if text is None or not _is_number(text):
-        raise InvalidArgumentError("readChangeFeed needs changeStartBatchId: the first micro-batch", given=text)
-    return int(text)
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX
+    if is_feed == "true" and first is None:
+        raise InvalidArgumentError("readChangeFeed needs changeStartBatchId: the first micro-batch")
+    if is_feed == "false" and first is not None:
+        raise InvalidArgumentError("changeStartBatchId needs readChangeFeed=true")
+    return first
 
 
 @dataclass(frozen=True)
@@ -268,7 +260,7 @@ class ShownTable:
         unknown = [name for name in wanted if name not in names]
         if unknown:
             raise NotFoundError(
-                f"no such column: choose from these{did_you_mean(unknown[0], names)}",
+                f"no such column: choose one of these{did_you_mean(unknown[0], names)}",
                 column=unknown[0],
                 columns=", ".join(names),
             )
@@ -303,7 +295,7 @@ class ShownTable:
         try:
             return cast(column, t)
         except (ValueError, pa.ArrowException) as exc:
-            raise InvalidArgumentError(f"a few rows of the state are too large for Spark: {exc}") from exc
+            raise InvalidArgumentError(f"some rows of the state are too large for Spark: {exc}") from exc
 
     def _own(self, field: pa.Field, rows: Run, shard: int, batch_id: int | None) -> pa.Array:
         if field.name == self.shard:
@@ -327,8 +319,6 @@ PartRows = tuple[Run, int | None]
 
 @dataclass(frozen=True)
 class PiecePart(ReadPart):
-    """A piece of a savepoint."""
-
     piece: Piece
 
 
@@ -366,7 +356,6 @@ class SavedTable:
         return cls(place, name, operator.name, operator.tables[table], grouping, tuple(operator.of_table(table)))
 
     def parts(self) -> list[ReadPart]:
-        """Return all parts."""
         return [PiecePart(piece.shard, HashRange(piece.first_hash, piece.last_hash), piece) for piece in self.pieces]
 
     def rows(self, storage: ObjectStorage, part: ReadPart) -> Iterator[PartRows]:
@@ -374,7 +363,7 @@ class SavedTable:
         assert isinstance(part, PiecePart)
         yield read_piece(savepoint_folder(storage, self.name), self.operator, part.piece, self.schema), None
 
-    def travelling(self) -> SavedTable:
+    def for_tasks(self) -> SavedTable:
         """Return the table without parts and credentials."""
         return replace(self, place=self.place.without_credentials(), pieces=())
 
@@ -458,7 +447,7 @@ class QueryTable:
                 # Micro-batch b commits version b + 1.
                 yield stored.shown(run, self.schema), commit.pointer.version - 1
 
-    def travelling(self) -> QueryTable:
+    def for_tasks(self) -> QueryTable:
         """Return the table without shards and credentials."""
         return replace(self, place=self.place.without_credentials(), shards=())
 
@@ -516,8 +505,7 @@ def _require_kept(storage: ObjectStorage, operator: StoredOperator, version: int
 def _cleaned_up(directory: str, shard: int, first: int) -> NotFoundError:
     """Return the error for a feed that starts before a shard's oldest commit; `first` is the earliest start."""
     return NotFoundError(
-        "the change feed begins before the oldest commit that is kept, because the query deletes what it no longer "
-        f"needs: begin with micro-batch {first} or a later one",
+        f"the change feed begins before the oldest retained commit: begin with micro-batch {first} or a later one",
         operator=directory,
         shard=shard,
         first=first,
@@ -572,14 +560,13 @@ class TableReader(DataSourceReader):
             for part in table.parts()
             if (shards is None or part.shard in shards) and (wanted is None or part.hashes.overlaps(wanted))
         ]
-        self._table, self._shown, self._key = table.travelling(), shown, key
+        self._table, self._shown, self._key = table.for_tasks(), shown, key
 
     def __getstate__(self) -> dict[str, object]:
         """Return the attributes to pickle without parts, since Spark sends each task its part."""
         return {**self.__dict__, "_parts": []}
 
     def partitions(self) -> list[InputPartition]:
-        """Return a partition for each part."""
         return list(self._parts)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -326,7 +326,7 @@ def test_the_location_is_enough(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> No
 
     # Each for the other.
     eventually(lambda: list(state_dir.glob("_queries/*.locations/*")))[0].unlink()
-    assert "this is a state directory, which does not note where its query is: name the checkpointLocation" in said(
+    assert "this is a state directory, which does not record where its query is: name the checkpointLocation" in said(
         "get", state_dir, "totals", "key=a"
     )
     told = said("verify", location)

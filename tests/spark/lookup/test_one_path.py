@@ -131,7 +131,7 @@ def test_a_note_counts_only_if_what_is_there_agrees(lab: Lab, monkeypatch: pytes
 
     for elsewhere in ("s3a://attacker/q", "hdfs://nn:8020/q", "http://169.254.169.254/latest", "memory://q"):
         told = says(elsewhere)
-        assert "on another store, which holdfast does not open unasked" in told
+        assert "on a different store, which holdfast does not open unasked" in told
         assert f"checkpoint_location={elsewhere}" in told
     for wrong in ("s3://key:secret@bucket/q", "file://host/q", "simplecache::s3://b/q", "~/query", "C:\\q"):
         with pytest.raises(InvalidArgumentError):
@@ -146,7 +146,7 @@ def test_a_note_counts_only_if_what_is_there_agrees(lab: Lab, monkeypatch: pytes
     other = query_id(lab.folder / "other")
     with open_storage(str(state_dir)) as storage:
         note_location(storage, NotedLocation(right.state_id, other, str(lab.folder / "other"), "host"))
-    assert "pointers name another state directory" in run("get", state_dir, "totals", "key=a", status=1)
+    assert "pointers name a different state directory" in run("get", state_dir, "totals", "key=a", status=1)
     with open_storage(str(state_dir)) as storage:
         note_location(storage, right)
     copied = shutil.copytree(state_dir, lab.folder / "copied state")
@@ -163,7 +163,7 @@ def test_a_note_counts_only_if_what_is_there_agrees(lab: Lab, monkeypatch: pytes
     ran(lab, "goes on")
     with open_storage(str(state_dir)) as storage:
         note_location(storage, right)
-    assert "was at a later micro-batch than any" in run("get", state_dir, "totals", "key=a", status=1)
+    assert "has run a later micro-batch than" in run("get", state_dir, "totals", "key=a", status=1)
 
 
 def test_of_several_queries_the_operator_tells_which(lab: Lab) -> None:
@@ -179,7 +179,7 @@ def test_of_several_queries_the_operator_tells_which(lab: Lab) -> None:
         claim = find_claim(storage, "first")
         assert claim is not None
         storage.delete([info.key for info in storage.list(f"_queries/{claim.query_id}.locations/")])
-    assert "does not note where its query is" in run("get", state_dir, "first", "key=a", status=1)
+    assert "does not record where its query is" in run("get", state_dir, "first", "key=a", status=1)
     assert total(lab.folder / "first", "first") == 1
 
 

@@ -93,7 +93,7 @@ def test_a_method_in_the_wrong_place_says_which_is_the_right_one(lab: Lab) -> No
     grouped: Any = lab.spark.range(1).groupBy("id")
     with pytest.raises(AttributeError) as caught:
         grouped.applyInArrowWithState(count_and_sum, OUTPUT, STATE, "update")
-    assert "begin with holdfast: holdfast.stream(df)" in holdfast.explain(caught.value)
+    assert "start from holdfast.stream: holdfast.stream(df)" in holdfast.explain(caught.value)
 
 
 def test_an_output_mode_that_is_left_out(lab: Lab) -> None:
@@ -102,10 +102,8 @@ def test_an_output_mode_that_is_left_out(lab: Lab) -> None:
     with pytest.raises(AnalysisException) as caught:
         lab.totals().writeStream.format("noop").start()
     what, to_do = holdfast.explain(caught.value).splitlines()
-    assert what == "what:        the query was started in output mode Append, and its operator was defined for update"
-    assert to_do.startswith(
-        'to do:       add .outputMode("update") to its writeStream (without it, Spark takes append)'
-    )
+    assert what == "what:        the query was started in output mode Append, but its operator was defined for update"
+    assert to_do.startswith('to do:       add .outputMode("update") to its writeStream (the default is append)')
 
 
 def defined(frame: DataFrame, **options: Any) -> DataFrame:
@@ -298,7 +296,7 @@ def test_reading_state_of_another_query(lab: Lab) -> None:
     lab.feed([("a", 1)])
     lab.run(lab.totals())
     lab.run(lab.totals(name="others"), query="other-query")
-    with pytest.raises(NotFoundError, match=r"no state of such an operator.* operator=totals operators=others"):
+    with pytest.raises(NotFoundError, match=r"no state of this operator.* operator=totals operators=others"):
         lab.state("totals", query="other-query")
 
 
@@ -478,8 +476,8 @@ def test_one_function_twice_with_metrics_in_the_progress(lab: Lab) -> None:
         lab.run(passed_as_arrow(lab.source()).union(passed_as_arrow(lab.source())))
     assert holdfast.explain(caught.value) == (
         "what:        two operators of this query have the same name, 'pass_on'\n"
-        "to do:       pass each its own name=: without one, an operator is called as its function or its processor's "
-        "class is"
+        "to do:       pass each its own name=; by default an operator has the name of its function or of its "
+        "processor's class"
     )
 
 
@@ -532,7 +530,7 @@ def test_a_foreach_batch_that_takes_a_part(lab: Lab) -> None:
         assert "delete the newest file of commits/" in lines[2]
     lab.feed(keys)
     what, to_do = explained(lab, lab.totals())
-    assert "lacks a file of the last micro-batch: a foreachBatch" in what
+    assert "lacks a file of the last micro-batch: foreachBatch" in what
     assert "delete the newest file of commits/" in to_do
     for log, number in (("commits", 0), ("offsets", 1)):
         (location / log / f"{number}").unlink()

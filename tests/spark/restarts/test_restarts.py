@@ -92,7 +92,7 @@ def test_a_killed_worker_is_a_restart_and_sigterm_an_end(tmp_path: Path) -> None
     assert (tmp_path / "restarts").read_text() == "1 0.1\n"
     assert (tmp_path / "shown/1").read_text() == "[('a', 2, 11), ('b', 1, 5)]"
     assert (tmp_path / "ended").read_text() == "0", "no query runs any more"
-    assert "the query starts again in 0.1 s" in log.read_text()
+    assert "the query restarts in 0.1 s" in log.read_text()
 
 
 def test_a_query_whose_state_directory_was_emptied_stops(lab: Lab) -> None:

@@ -117,7 +117,7 @@ def test_what_cannot_be_is_said(lab: Lab) -> None:
 
     changes: dict[str, Any] = {"readChangeFeed": True, "changeStartBatchId": 0}
     refused: list[tuple[type[Exception], str, dict[str, Any]]] = [
-        (NotFoundError, "no state of such an operator.*did you mean 'totals'", {"operator": "total"}),
+        (NotFoundError, "no state of this operator.*did you mean 'totals'", {"operator": "total"}),
         (NotFoundError, "Spark has purged it", {"batchId": 7}),
         (InvalidArgumentError, "a whole number, 0 or more", {"batchId": -1}),
         (InvalidArgumentError, "need readChangeFeed", {"changeStartBatchId": 1}),

@@ -202,7 +202,7 @@ def test_of_java_only_the_innermost_cause_is_kept() -> None:
     [
         ("[STATE_STORE_COMMIT_VALIDATION_FAILED] Validation failed for batch 12.", "limit", "count()"),
         ("java.io.FileNotFoundException: File file:/app-spark/state/0/1/12.delta does not exist",
-         "a foreachBatch that read only a part", "delete the newest file of commits/"),
+         "foreachBatch read only a part", "delete the newest file of commits/"),
         ("python3: … (ModuleNotFoundError: No module named 'pyspark')", "lacks", "PYSPARK_PYTHON"),
         ("ModuleNotFoundError: No module named 'holdfast.backends'", "lacks", "PYSPARK_PYTHON"),
         ("[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.10", "version", "PYSPARK_PYTHON"),
@@ -218,7 +218,7 @@ def test_of_java_only_the_innermost_cause_is_kept() -> None:
          "from one task to the next", "local[*,4]"),
         ("[DATA_SOURCE_NOT_FOUND] Failed to find the data source: holdfast-parquet. Make sure the provider name is",
          "the format holdfast-parquet in the Python", "holdfast.register(spark)"),
-        ("Could not serialize object: TypeError: cannot pickle '_thread.lock' object", "_thread.lock", "inside of"),
+        ("Could not serialize object: TypeError: cannot pickle '_thread.lock' object", "_thread.lock", "inside the"),
         ("'DataStreamWriter' object has no attribute 'awaitTermination'", "not started", ".start().awaitTermination"),
     ],
 )  # fmt: skip

@@ -203,7 +203,7 @@ def test_a_python_on_the_path_is_the_one_that_spark_starts(tmp_path: Path, monke
 
 def test_a_python_that_cannot_start_says_so(tmp_path: Path) -> None:
     """A path that is wrong, or no program, is named before Spark fails to start it."""
-    assert problem_of(str(tmp_path / "nowhere")) == "which is not there"
+    assert problem_of(str(tmp_path / "nowhere")) == "which does not exist"
     broken = tmp_path / "broken"
     broken.write_text("no program")
     broken.chmod(0o700)

@@ -56,7 +56,7 @@ def test_no_other_module_asks_for_the_version_of_spark() -> None:
 
 
 def too_old(version: str) -> str:
-    return f"holdfast needs PySpark 4.0 or newer, and this is {version}: pip install --upgrade 'pyspark>=4'"
+    return f"holdfast needs PySpark 4.0 or newer, but this is {version}: pip install --upgrade 'pyspark>=4'"
 
 
 @pytest.mark.parametrize("version", ["3.5.9", "3.4.0", "2.4.8"])

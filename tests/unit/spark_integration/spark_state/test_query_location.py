@@ -211,7 +211,7 @@ def test_pointers_that_are_written_are_read(tmp_path: Path, codec: str, shards: 
         an_operator(()),
         an_operator(tuple(a_row(shard, shards, shard - 1) for shard in range(shards)), has_timeout=True),
     ]
-    batch = LoggedBatch(0, "v1", json.dumps({"conf": pinned}), (), 0)
+    batch = LoggedBatch("v1", json.dumps({"conf": pinned}), (), 0, 0)
     with LocalStorage(str(tmp_path)) as location:
         for key, data in NewState.of(pinned, partitions, {GROUP_STATE}).files(operators):
             location.put(key, data)
@@ -447,7 +447,7 @@ def test_an_operator_whose_metadata_is_missing_is_not_left_out(tmp_path: Path, d
         (tmp_path / f"state/{number}/0/1.delta").write_bytes(b"rows")
     for number in range(described):
         put(tmp_path, f"{number}/_metadata/metadata", metadata(number, "stateStoreSave"))
-    batch = LoggedBatch(0, "v1", '{"conf": {}}', (), 0)
+    batch = LoggedBatch("v1", '{"conf": {}}', (), 0, 0)
     with (
         LocalStorage(str(tmp_path)) as location,
         pytest.raises(CorruptionError, match=f"metadata of an operator with state is missing.*number={described}"),

@@ -379,7 +379,7 @@ def test_rows_that_point_outside_of_themselves_are_refused() -> None:
 
 def test_ids_of_state_that_name_other_files_are_refused() -> None:
     with pytest.raises(CorruptionError):
-        StateStores.of(LoggedBatch(3, "v1", '{"conf":{}}', (), 0, {"0": [["../../x"]]}), "file:///query")
+        StateStores.of(LoggedBatch("v1", '{"conf":{}}', (), 3, 0, {"0": [["../../x"]]}), "file:///query")
 
 
 STORE = "spark.sql.streaming.stateStore."
@@ -491,7 +491,7 @@ def test_rows_that_are_not_avros_are_refused(rest: bytes) -> None:
 
 def stores(**pinned: str) -> StateStores:
     conf = {f"{STORE}{name.replace('_', '.')}": value for name, value in pinned.items()}
-    return StateStores.of(LoggedBatch(3, "v1", json.dumps({"conf": conf}), (), 0), "file:///query")
+    return StateStores.of(LoggedBatch("v1", json.dumps({"conf": conf}), (), 3, 0), "file:///query")
 
 
 @pytest.mark.parametrize("codec", ["zstd", "LZF", "org.apache.spark.io.SnappyCompressionCodec"])
