@@ -204,7 +204,7 @@ def test_a_noted_location_is_opened_on_the_store_of_the_directory(
 
     monkeypatch.setattr(places, "open_storage", opens)
     states: Any = SimpleNamespace(url=state_dir)
-    with pytest.raises(NotFoundError, match="enough is known" if opened else "on another store"):
+    with pytest.raises(NotFoundError, match="enough is known" if opened else "on a different store"):
         places.location_of(NotedLocation("state-1", "query-1", noted, "host"), states, {})
     assert urls == ([opened] if opened else [])
 
