@@ -1,1 +1,1 @@
-"""A worker's way to the state server: connection, messages, measures."""
+"""A worker's client of the state server: connection, messages, measures."""

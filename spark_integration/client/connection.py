@@ -1,10 +1,9 @@
-"""A connection to an executor's state server: calls the server, and starts it if none runs.
+"""Calls an executor's state server, and starts it if it is not running.
 
 No micro-batch waits for the server or fails without it: a commit is complete before it is announced, and the server
 catches up at the next announcement.
 
-The server inherits a lock from the worker that starts it: a worker that does not get the lock knows that a server runs
-or is starting.
+The server inherits a lock from the worker that starts it. If the lock is taken, a server is running or starting.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ START_TRIES = 3
 START_AGAIN_AFTER_MS = 10_000
 _LOOK_EVERY_MS = 20
 _LOG_LINES_SHOWN = 15
-# Return freed memory to the system, at no CPU time. The user's environment takes precedence.
+# Return freed memory to the system, at no cost in CPU time. The user's environment takes precedence.
 _SERVER_ENVIRONMENT = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "MALLOC_ARENA_MAX": "1",
@@ -43,12 +42,12 @@ _SERVER_ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 20),
 }
 CALL_TIMEOUT_SECONDS = 5.0
-#: Actions that the server answers at once unless it hangs; others take as long as the storage does.
+#: Actions that the server answers at once unless it hangs; others wait for the storage.
 _ANSWERED_AT_ONCE = frozenset({"ping", "committed"})
 _CHANNEL = {
     # Errors come in the trailer of a call, which gRPC limits to 8 KB by default.
     "grpc.max_metadata_size": 1 << 20,
-    # Each client has its own channel: those to one address would share the back-off after a failed connection.
+    # Each client has its own channel: channels to the same address share the back-off after a failed connection.
     "grpc.use_local_subchannel_pool": 1,
 }
 _LOST = (
@@ -58,13 +57,13 @@ _LOST = (
     flight.FlightInternalError,
     OSError,
 )
-#: For all servers together; a hanging one leaves the next ones the least.
+#: Timeout for all servers together, and the least that a hanging server leaves for each of the others.
 _TIMEOUT_SECONDS, _LEAST_SECONDS = 2.0, 0.25
 _log = logging.getLogger(__name__)
 
 
 class StateClient:
-    """Calls and starts an executor's state server; one instance per process, safe for many threads."""
+    """Calls and starts an executor's state server; one instance per process, thread-safe."""
 
     def __init__(self, executor_directory: Path) -> None:
         self._directory = executor_directory
@@ -80,7 +79,7 @@ class StateClient:
         return local_dirs.log_path(self._directory)
 
     def require_server(self) -> None:
-        """Wait until a server answers; start one if none runs. Raises `UnavailableError`."""
+        """Wait until a server answers; start it if it is not running. Raises `UnavailableError`."""
         end_ms = clock.monotonic_ms() + START_WITHIN_MS
         failed = 0
         while True:
@@ -90,7 +89,7 @@ class StateClient:
             except UnavailableError as exc:
                 if failed >= START_TRIES or clock.monotonic_ms() > end_ms:
                     raise UnavailableError(
-                        f"the state server does not start; its log ends with: {self._end_of_log() or 'nothing'}",
+                        f"the state server did not start; its log ends with: {self._end_of_log() or 'nothing'}",
                         log=str(self.log_path),
                     ) from exc
             if self.process is not None and self.process.poll() is not None:
@@ -101,10 +100,10 @@ class StateClient:
             clock.sleep_ms(_LOOK_EVERY_MS)
 
     def start_server(self) -> None:
-        """Start a server unless one runs, or this process started one a moment ago. Raises `HoldfastError`."""
+        """Start a server unless a server is running or this process has just started one. Raises `HoldfastError`."""
         now_ms = clock.monotonic_ms()
         if self.process is not None and self.process.poll() is None:
-            return  # it starts, or it does not answer
+            return  # it is starting, or hangs
         if self._began_ms is None or now_ms - self._began_ms >= START_AGAIN_AFTER_MS:
             self._start()
 
@@ -118,7 +117,7 @@ class StateClient:
     def _start(self) -> None:
         lock = local_dirs.take_lock(self._directory)
         if lock is None:
-            return  # a server of another process runs, or is starting
+            return  # another process's server is running or starting
         self._began_ms = clock.monotonic_ms()
         configuration = {
             "executor_directory": str(self._directory),
@@ -141,10 +140,10 @@ class StateClient:
                     pass_fds=[lock],
                 )
             assert self.process.stdin is not None
-            with suppress(BrokenPipeError), self.process.stdin as stdin:  # it ended at once: its log says why
+            with suppress(BrokenPipeError), self.process.stdin as stdin:  # if it exits at once, see its log
                 stdin.write(json.dumps(configuration).encode())
         except OSError as exc:
-            raise UnavailableError(f"no state server can be started: {exc}", python=sys.executable) from exc
+            raise UnavailableError(f"cannot start a state server: {exc}", python=sys.executable) from exc
         finally:
             os.close(lock)  # the new process has inherited it
 
@@ -163,12 +162,12 @@ class StateClient:
     def _connection(self) -> flight.FlightClient:
         if self._flight is None:
             if not self._socket.exists():
-                raise UnavailableError("no state server listens", socket=str(self._socket))
+                raise UnavailableError("no state server is listening", socket=str(self._socket))
             self._flight = flight.FlightClient(f"grpc+unix://{self._socket}", generic_options=[*_CHANNEL.items()])
         return self._flight
 
     def _mapped(self, exc: Exception) -> HoldfastError:
-        """Return a call's error as ours; drop the connection if it broke."""
+        """Convert a call's error to holdfast's; close the connection if it broke."""
         answered = decode_error(getattr(exc, "extra_info", None) or b"")
         if answered is not None:
             return answered
@@ -180,11 +179,11 @@ class StateClient:
 
     @property
     def has_just_timed_out(self) -> bool:
-        """Whether the server has just failed to answer a quick call in time: the next one would time out, too."""
+        """Whether a quick call has just timed out: the next call would time out, too."""
         return self._timed_out_ms is not None and clock.monotonic_ms() - self._timed_out_ms < START_AGAIN_AFTER_MS
 
     def close(self) -> None:
-        """Close the connection; the next call opens another."""
+        """Close the connection; the next call opens a new connection."""
         connection, self._flight = self._flight, None
         if connection is not None:
             connection.close()
@@ -197,7 +196,7 @@ def client_of(executor_directory: Path) -> StateClient:
 
 
 def over_executors(batches: Iterable[RecentBatch]) -> list[RecentBatch]:
-    """Return the micro-batches of operators, each once, newest first."""
+    """Merge each micro-batch's parts from several executors; return the micro-batches, newest first."""
     found: dict[tuple[str, str, int, int | None], RecentBatch] = {}
     for one in batches:
         place = (one.query, one.operator, one.batch_ms, one.batch_id)
@@ -224,7 +223,7 @@ def _ask(executor_directory: Path, timeout_seconds: float) -> list[RecentBatch]:
         answer = client.call("recent", timeout_seconds=timeout_seconds)
         return [RecentBatch.read(batch, "the state server's answer") for batch in answer]
     except HoldfastError as exc:
-        _log.info("%s is left out: %s", executor_directory, exc)
+        _log.info("skipping %s: %s", executor_directory, exc)
         return []
     finally:
         client.close()

@@ -1,12 +1,12 @@
-"""What a shard's call measures, and the metrics that users see of it: each is declared here, and nowhere else.
+"""Declares the measures of a shard call, and the metrics that users see.
 
 ::
 
-    call of a shard ─▶ CallMeasures ─┬─ beside the output ─▶ Spark's observe ─▶ the query's progress
+    call of a shard ─▶ CallMeasures ─┬─ with the output ─▶ Spark's observe ─▶ the query's progress
                                      └─ announcement ─▶ state server ─┬─▶ the last micro-batches
                                                                       └─▶ Prometheus
 
-``shard_call/call.py`` measures. What the state server counts of itself is declared in ``server/exposition.py``.
+``shard_call/call.py`` measures. ``server/exposition.py`` declares the state server's own counters.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ from dataclasses import asdict, astuple, dataclass, fields, replace
 from typing import Literal
 
 _NOT_ANNOUNCED = {"shard", "snapshot_lag_ms", "snapshot_bytes", "snapshot_failures", "unanswered"}
-#: How a metric comes from the calls of a micro-batch: the shards called; the calls; the sum of a measure; the sum of
-#: what shards hold after it, of which only the newest counts; the largest value; the shard that has it.
+#: How a metric is computed from a micro-batch's calls: number of shards; number of calls; sum of a measure; sum of the
+#: shards' newest values of it; its largest value; the shard with the largest value.
 Kind = Literal["shards", "calls", "total", "level", "largest", "where"]
 _US, _MS = 1_000_000, 1_000
 
 
 @dataclass(frozen=True)
 class CallMeasures:
-    """The measurements of one call, in the order of a row's values; None if unknown. Add new ones at the end."""
+    """The measures of one call, in the order of a row's values; None if unknown. New fields go at the end."""
 
     shard: int
-    rows: int  #: Rows that came in
-    keys: int  #: Keys that the user's function was called for, by their rows or by a timer
-    #: Rows of state that were looked up, found absent and written; or found and deleted
+    rows: int  #: Input rows
+    keys: int  #: Keys for which the user's function was called, with rows or by a timer
+    #: State rows looked up, found absent and written; looked up, found and deleted
     keys_new: int
     keys_removed: int
-    #: Rows of state that were written
+    #: State rows written; deleted
     state_rows_put: int
     state_rows_deleted: int
     timers_due: int  #: Timers that fired
-    #: The whole call, and its part in reading state and in committing; in microseconds
+    #: Duration of the call, of its reads of state, and of its commit, in microseconds
     call_us: int
     look_up_us: int
     commit_us: int
-    commit_bytes: int  #: Of the commit, stored or carried by the query's pointer
-    stored_bytes: int  #: Of the commit, if it became an object in durable storage
-    #: Rows of the newest version and bytes of the shard in the executor's local storage
+    commit_bytes: int  #: Size of the commit
+    stored_bytes: int  #: Size of the commit's object in durable storage; 0 if the pointer carries the commit
+    #: The shard's rows in its newest version, and bytes in the executor's local storage
     state_rows: int | None = None
     state_bytes: int | None = None
-    #: How far the last snapshot is behind
+    #: Versions and time since the last snapshot
     snapshot_lag_versions: int | None = None
     snapshot_lag_ms: int | None = None
     #: Bytes uploaded for the shard's snapshots since its previous micro-batch, and failures since then
     snapshot_bytes: int | None = None
     snapshot_failures: int | None = None
     unanswered: int = 0  #: 1 if the state server did not answer
-    rows_late: int = 0  #: Rows dropped as late, besides `rows`
+    rows_late: int = 0  #: Rows dropped as late; not in `rows`
 
     def with_news(self, age_ms: int | None, stored_bytes: int, failures: int) -> CallMeasures:
         """Return the measures with the state server's news of snapshots."""
@@ -63,11 +63,11 @@ class CallMeasures:
         return list(astuple(self))
 
     def announced(self) -> dict[str, int | None]:
-        """Return, by name, the measures to send to the state server, except those that it knows better."""
+        """Return the measures to send to the state server, by name, without those that it measures itself."""
         return {name: value for name, value in asdict(self).items() if name not in _NOT_ANNOUNCED}
 
 
-#: Names of `CallMeasures`, in the order of their values in a row.
+#: The measures' names, in the order of a row's values.
 MEASURES = tuple(found.name for found in fields(CallMeasures))
 
 
@@ -77,9 +77,9 @@ class Metric:
 
     name: str
     kind: Kind
-    measure: str  #: Of `CallMeasures`
-    text: str = ""  #: What Prometheus says of it; empty if it has no such metric
-    unit: int = 1  #: How many of the measure's units make one of the metric's
+    measure: str  #: The field of `CallMeasures`
+    text: str = ""  #: Help text for Prometheus; empty if Prometheus has no such metric
+    unit: int = 1  #: The measure's units per unit of the metric
 
     @property
     def is_sum(self) -> bool:
@@ -93,7 +93,7 @@ METRICS: Sequence[Metric] = (
     Metric("calls", "calls", "shard"),
     Metric("rows", "total", "rows", "Input rows."),
     Metric("rows_late", "total", "rows_late", "Rows dropped because they were late."),
-    Metric("keys", "total", "keys", "Keys that the function was called for."),
+    Metric("keys", "total", "keys", "Keys for which the function was called."),
     Metric("keys_new", "total", "keys_new", "State rows looked up, found absent, and written."),
     Metric("keys_removed", "total", "keys_removed", "State rows looked up, found, and deleted."),
     Metric("state_rows_put", "total", "state_rows_put", "State rows written."),
@@ -104,9 +104,9 @@ METRICS: Sequence[Metric] = (
     Metric("look_up_seconds", "total", "look_up_us", "Time in shard calls spent reading state.", _US),
     Metric("commit_seconds", "total", "commit_us", "Time in shard calls spent committing.", _US),
     Metric("commit_bytes", "total", "commit_bytes", "Size of commits, compressed."),
-    Metric("stored_bytes", "total", "stored_bytes", "Size of the commits that became objects in durable storage."),
+    Metric("stored_bytes", "total", "stored_bytes", "Size of commits stored as objects in durable storage."),
     Metric("state_rows", "level", "state_rows", "State rows in local storage."),
-    Metric("state_bytes", "level", "state_bytes", "Local storage of the shards."),
+    Metric("state_bytes", "level", "state_bytes", "Bytes in local storage."),
     Metric("rows_max", "largest", "rows"),
     Metric("rows_max_shard", "where", "rows"),
     Metric("snapshot_lag_versions_max", "largest", "snapshot_lag_versions", "Versions since a shard's last snapshot."),
@@ -114,7 +114,7 @@ METRICS: Sequence[Metric] = (
         "snapshot_lag_seconds_max",
         "largest",
         "snapshot_lag_ms",
-        "Time since a shard's last snapshot, or since it came here.",
+        "Time since a shard's last snapshot, or since its first call on this executor.",
         _MS,
     ),
     Metric("snapshot_bytes", "total", "snapshot_bytes"),
@@ -122,7 +122,7 @@ METRICS: Sequence[Metric] = (
     Metric("servers_unanswered", "total", "unanswered"),
 )
 
-#: Measures of which a group reports the largest; all others add up.
+#: Measures of which a group of calls has the largest value; of all others it has the sum.
 _LARGEST = {one.measure for one in METRICS if one.kind == "largest"} - {one.measure for one in METRICS if one.is_sum}
 
 
@@ -135,7 +135,7 @@ def together(some: Mapping[str, int], others: Mapping[str, int]) -> dict[str, in
 
 
 def of_group(shards: int, measured: Mapping[str, int]) -> dict[str, float | None]:
-    """Return the metrics of a group of calls, one per shard; None if its measures do not say."""
+    """Return the metrics of a group with one call per shard; None if the group's measures do not determine a metric."""
     found: dict[str, float | None] = {}
     for metric in METRICS:
         is_told = metric.is_sum or (metric.kind == "largest" and metric.measure in _LARGEST)

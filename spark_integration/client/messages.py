@@ -1,4 +1,4 @@
-"""Messages between workers and the state server: plain JSON, errors included, so neither side runs the other's code."""
+"""Messages between workers and the state server, errors included, as plain JSON: neither side unpickles anything."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ _Kind = TypeVar("_Kind")
 
 
 def encode(message: Message) -> bytes:
-    """Return a message as bytes."""
     return json.dumps(message).encode()
 
 
@@ -37,7 +36,7 @@ def decode(data: bytes) -> Message:
 
 
 def field(message: Message, name: str, kind: type[_Kind]) -> _Kind:
-    """Return a field of a message, which must be of exactly this type. Raises `InvalidArgumentError`."""
+    """Return a message's field of exactly this type. Raises `InvalidArgumentError`."""
     value = message.get(name)
     if type(value) is not kind:
         raise InvalidArgumentError(
@@ -51,7 +50,7 @@ class _Message(Stored, notice=True):
 
     @classmethod
     def read(cls, values: object, source: str = "a request to the state server") -> Self:
-        """Return the message that decoded JSON holds. Raises `InvalidArgumentError`."""
+        """Return the message from decoded JSON. Raises `InvalidArgumentError`."""
         try:
             return super().read(values, source)
         except CorruptionError as exc:
@@ -60,12 +59,12 @@ class _Message(Stored, notice=True):
 
 @dataclass(frozen=True)
 class ShardAddress(_Message, notice=True):
-    """What the state server must know to open a shard."""
+    """The facts that the state server needs to open a shard."""
 
     directory: str  #: The shard's local directory
-    backend: str  #: Name under which the backend is registered
-    backend_options: Mapping[str, str]  #: What the configuration has below ``spark.holdfast.<backend>.``
-    #: By table: its schemas, as `holdfast.backends.schema.encode_schemas` gives them
+    backend: str  #: The backend's registered name
+    backend_options: Mapping[str, str]  #: Settings below ``spark.holdfast.<backend>.``
+    #: Each table's schemas, in the form of `holdfast.backends.schema.encode_schemas`
     tables: Mapping[str, list[str]]
 
     @classmethod
@@ -82,25 +81,25 @@ class ShardAddress(_Message, notice=True):
 
 @dataclass(frozen=True)
 class MeasuredBatch(_Message, notice=True):
-    """What a shard's call has measured, and for which micro-batch."""
+    """The measures of a shard's call in a micro-batch."""
 
-    batch_id: int | None  #: None where Spark does not tell
-    batch_ms: int  #: When the micro-batch was planned: the same in every attempt at it
-    #: By the names of `holdfast.spark_integration.client.measures.CallMeasures`
+    batch_id: int | None  #: None if unknown
+    batch_ms: int  #: When the micro-batch was planned: equal in all attempts
+    #: By field of `holdfast.spark_integration.client.measures.CallMeasures`
     values: Mapping[str, SignedInt | None]
 
 
 @dataclass(frozen=True)
 class RecentBatch(_Message, notice=True):
-    """One micro-batch of one operator, on one executor or over several."""
+    """A micro-batch of an operator, on one executor or on several."""
 
     #: The query's id, and the name of the operator's directory
     query: str
     operator: str
-    batch_id: int | None  #: None where Spark does not tell
+    batch_id: int | None  #: None if unknown
     batch_ms: int  #: When it was planned, in ms since 1970
-    shards: int  #: Shards that were called
-    values: Mapping[str, SignedInt]  #: Their measures together, by the names of `CallMeasures`
+    shards: int  #: Number of shards called
+    values: Mapping[str, SignedInt]  #: The shards' merged measures, by field of `CallMeasures`
 
     def ms(self, name: str) -> float:
         """Return a measured time in ms, given its name without the unit."""
@@ -111,9 +110,9 @@ class RecentBatch(_Message, notice=True):
 class SnapshotNews(_Message, notice=True):
     """The state server's answer to an announcement: the outcome of the shard's snapshots."""
 
-    #: Since the last snapshot that this server knows, or since it first saw the shard; None without durable storage
+    #: Time since the shard's last known snapshot, or since its first announcement; None without durable storage
     age_ms: int | None = None
-    #: What it has uploaded since the shard's previous micro-batch, and how often it failed
+    #: Bytes uploaded, and failures, since the shard's previous micro-batch
     stored_bytes: int = 0
     failures: int = 0
 
@@ -130,22 +129,22 @@ def _policy(values: Mapping[str, int | None]) -> SnapshotPolicy:
 
 @dataclass(frozen=True)
 class Committed(_Message, notice=True):
-    """A shard has a new version."""
+    """The announcement of a shard's new version."""
 
     shard: ShardAddress
-    accepted: Pointer | None  #: The version that the query has accepted: older ones may be dropped
-    committed: Pointer  #: The new version, which the query may still drop
-    prefix: str  #: Of the shard in durable storage
+    accepted: Pointer | None  #: The version that the query has accepted: older versions may be dropped
+    committed: Pointer  #: The new version, which the query may still discard
+    prefix: str  #: The shard's prefix in durable storage
     state_dir: str | None
-    #: As configured. They cross a socket that only this user can open, and are never stored.
+    #: As configured. They are sent only through a socket that no other user can open, and are never stored.
     storage_options: Mapping[str, str]
     policy: Annotated[SnapshotPolicy, Coding(Mapping[str, int | None], _policy, asdict)]
-    retained_versions: int  #: How many versions before the accepted one the query may return to
-    upload_bandwidth_bytes: int | None = None  #: Limit on the bytes per second that snapshots send
+    retained_versions: int  #: To how many versions before the accepted version the query may return
+    upload_bandwidth_bytes: int | None = None  #: Limit on the bytes per second that snapshots upload
     measured: MeasuredBatch | None = None
-    metrics_port: int | None = None  #: First of the ports where the server may answer Prometheus; None for none
+    metrics_port: int | None = None  #: The first port to try for the Prometheus endpoint; None for no endpoint
     metrics_address: str = "127.0.0.1"
-    #: In the state server: when the announcement came, in ms that never go back
+    #: When the state server received the announcement, by its monotonic clock
     announced_ms: Annotated[int, NOT_STORED] = dataclasses.field(default_factory=clock.monotonic_ms, compare=False)
 
     def __repr__(self) -> str:
@@ -153,24 +152,23 @@ class Committed(_Message, notice=True):
         return f"Committed({self.shard.directory!r}, accepted={accepted!r}, committed={str(self.committed)!r})"
 
     def encode(self) -> bytes:
-        """Return the message as bytes."""
         return encode(self.to_json())
 
     @classmethod
     def of_bytes(cls, data: bytes) -> Committed:
-        """Return the message that `encode` wrote. Raises `InvalidArgumentError` if it did not write this."""
-        # Workers of an earlier release do not name the last fields.
+        """Return the message that `encode` wrote. Raises `InvalidArgumentError` for other data."""
+        # Workers of earlier releases omit the last fields.
         defaults = {one.name: one.default for one in fields(cls) if one.default is not dataclasses.MISSING}
         return cls.read({**defaults, **decode(data)})
 
 
 def encode_error(error: HoldfastError) -> bytes:
-    """Return an error as bytes: the name of its class, its message and its facts."""
+    """Encode an error's class, message and facts."""
     return encode({"error": type(error).__name__, "message": error.message, "facts": error.facts})
 
 
 def decode_error(data: bytes) -> HoldfastError | None:
-    """Return the error that `encode_error` wrote, None for anything else; an unknown class is `HoldfastError`."""
+    """Return the error that `encode_error` wrote, as `HoldfastError` if its class is unknown; None for other data."""
     try:
         message = decode(data)
         text, facts = field(message, "message", str), field(message, "facts", dict)

@@ -1,16 +1,16 @@
-"""Measures of an executor's shard calls, by operator and micro-batch, and Prometheus metrics.
+"""Aggregates the measures of an executor's shard calls, and serves them to Prometheus.
 
 ::
 
-    announcement of a shard ─▶ micro-batch, once per shard      ─▶ totals since the server began ─▶ Prometheus
+    announcement of a call ─▶ micro-batch, one call per shard ─▶ totals since the server started ─▶ Prometheus
                                        │
                                        └─▶ the last micro-batches, on request
 
-A second attempt at a micro-batch counts only as repeated; attempts on different executors both count. Memory is bounded
-by the shards in use on the executor and by `BATCHES_KEPT` per operator.
+A shard's second call in a micro-batch counts only as repeated; calls on different executors both count. Memory is
+bounded by the number of shards on the executor and by `BATCHES_KEPT` per operator.
 
-A state server takes the first free of `PORTS` ports on its machine. If no port is free or ``prometheus-client`` is not
-installed, the server logs that once and runs without the endpoint.
+A state server listens on the first free of `PORTS` consecutive ports. If no port is free or ``prometheus-client`` is
+not installed, the server logs the problem once and runs without the endpoint.
 """
 
 from __future__ import annotations
@@ -33,39 +33,37 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 BATCHES_KEPT = 128
-#: The number of ports to try.
+#: Number of ports to try.
 PORTS = 32
 RETRY_AFTER_MS = 60_000
 _LABELS = ("query", "operator")
 _US = 1_000_000
-# Counters of an operator: name, text, measure, and the measure's units per counter unit.
+# An operator's counters: name, help text, measure, and the measure's units per counter unit.
 _COUNTERS: Sequence[tuple[str, str, str, int]] = (
-    ("batches", "Micro-batches in which a shard was called here.", "batches", 1),
-    ("calls", "Calls of shards.", "calls", 1),
-    ("repeated_calls", "Calls of a shard for a micro-batch that it was called for before.", "repeated_calls", 1),
+    ("batches", "Micro-batches that called a shard on this executor.", "batches", 1),
+    ("calls", "Shard calls.", "calls", 1),
+    ("repeated_calls", "Repeated shard calls in a micro-batch.", "repeated_calls", 1),
     *((one.name, one.text, one.measure, one.unit) for one in METRICS if one.kind == "total" and one.text),
 )
-# Counters of the server: name, text, counter.
+# The server's counters: name, help text, counter.
 _OF_SERVER: Sequence[tuple[str, str, str]] = (
     ("snapshots", "Snapshots written.", "snapshots"),
     ("snapshot_bytes", "Bytes uploaded for snapshots.", "snapshot_new_bytes"),
     ("snapshot_failures", "Snapshots that failed.", "snapshot_errors"),
-    ("snapshots_missed", "Versions that were gone before their snapshot began.", "snapshots_missed"),
+    ("snapshots_missed", "Versions dropped before their snapshot started.", "snapshots_missed"),
     ("clean_ups", "Clean-ups of durable storage.", "clean_ups"),
     ("clean_up_failures", "Clean-ups that failed.", "clean_up_errors"),
-    ("deleted_objects", "Objects that clean-ups have deleted.", "deleted_objects"),
-    ("merges", "Merges in the background.", "merged"),
+    ("deleted_objects", "Objects deleted by clean-ups.", "deleted_objects"),
+    ("merges", "Background merges.", "merged"),
     ("versions_dropped", "Local versions dropped.", "dropped"),
-    ("housekeeping_failures", "Failures of the work in the background.", "errors"),
+    ("housekeeping_failures", "Failures of background work.", "errors"),
 )
 _log = logging.getLogger(__name__)
 
 
 class OperatorName(NamedTuple):
-    """An operator of a query."""
-
     query: str  #: The query's id
-    operator: str  #: The name of its directory
+    operator: str  #: The name of the operator's directory
 
     @classmethod
     def of(cls, directory: str) -> OperatorName:
@@ -89,7 +87,7 @@ class OperatorTotals:
     values: Counter[str] = field(default_factory=Counter)
     #: Measures of each shard's last call, by shard directory
     newest: dict[str, dict[str, int]] = field(default_factory=dict)
-    batches: OrderedDict[int, _Batch] = field(default_factory=OrderedDict)  #: The last ones, by time
+    batches: OrderedDict[int, _Batch] = field(default_factory=OrderedDict)  #: The latest, by planning time
 
     def add(self, directory: str, measured: MeasuredBatch) -> None:
         """Add the measures of a shard's call."""
@@ -111,14 +109,14 @@ class OperatorTotals:
 
 
 class MeasuredBatches:
-    """The micro-batches of an executor's operators. Safe for many threads."""
+    """The totals and recent micro-batches of an executor's operators; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._operators: dict[OperatorName, OperatorTotals] = {}
 
     def announce(self, message: Committed) -> None:
-        """Count the shard call in an announcement."""
+        """Count the announced shard call."""
         if message.measured is None:
             return
         with self._lock:
@@ -126,7 +124,7 @@ class MeasuredBatches:
             totals.add(message.shard.directory, message.measured)
 
     def forget(self, directory: str) -> None:
-        """Forget a dropped shard, and the operator if it was its last shard."""
+        """Forget a dropped shard, and its operator if it has no other shards."""
         with self._lock:
             name = OperatorName.of(directory)
             totals = self._operators.get(name)
@@ -155,14 +153,14 @@ def _largest(values: Sequence[int]) -> int:
     return max(values, default=0)
 
 
-# Gauges of an operator: name, text, aggregation over the shards' last calls, measure, and unit as above.
+# An operator's gauges: name, help text, aggregation over the shards' last calls, measure, and unit as above.
 _GAUGES: Sequence[tuple[str, str, Callable[[Sequence[int]], int], str, int]] = (
-    ("shards", "Shards that this server keeps.", len, "calls", 1),
+    ("shards", "Shards on this executor.", len, "calls", 1),
     *((one.name, one.text, sum, one.measure, one.unit) for one in METRICS if one.kind == "level"),
     ("shard_state_rows_max", "State rows of the largest shard.", _largest, "state_rows", 1),
-    ("shard_state_bytes_max", "Local storage of the largest shard.", _largest, "state_bytes", 1),
+    ("shard_state_bytes_max", "Bytes in local storage of the largest shard.", _largest, "state_bytes", 1),
     ("shard_rows_max", "Input rows of the busiest shard in its last call.", _largest, "rows", 1),
-    ("shard_call_seconds_max", "Time of the longest of the shards' last calls.", _largest, "call_us", _US),
+    ("shard_call_seconds_max", "Duration of the longest last call of a shard.", _largest, "call_us", _US),
     *((one.name, one.text, _largest, one.measure, one.unit) for one in METRICS if one.kind == "largest" and one.text),
 )
 
@@ -200,7 +198,7 @@ class ServerMetrics:
 
 
 class Exposition:
-    """Serves Prometheus once an announcement names a port; only one thread looks for a free port."""
+    """Serves metrics to Prometheus once an announcement names a port; only one thread searches for a free port."""
 
     def __init__(self, collector: ServerMetrics, monotonic_ms: Callable[[], int] = clock.monotonic_ms) -> None:
         self._collector = collector
@@ -223,12 +221,12 @@ class Exposition:
                 self._retry_ms = self._monotonic_ms() + RETRY_AFTER_MS
                 self.failures += 1
                 if self.failures == 1:
-                    _log.warning("this state server shows no metrics to Prometheus: %s", problem)
+                    _log.warning("cannot serve metrics to Prometheus: %s", problem)
         finally:
             self._looking.release()
 
     def _begin(self, address: str, first_port: int) -> str | None:
-        """Listen at the first free port; return the reason if there is none."""
+        """Listen on the first free port; return why this failed, or None."""
         try:
             from prometheus_client import CollectorRegistry, start_http_server
         except ImportError:
@@ -244,7 +242,7 @@ class Exposition:
             try:
                 self._server, _ = start_http_server(port, host, registry)
             except OSError as exc:
-                problem = f"no port from {first_port} to {port} of {address!r} is free: {exc}"
+                problem = f"no port from {first_port} to {port} on {address!r} is free: {exc}"
                 continue
             self.port = port
             _log.info("metrics for Prometheus: http://%s:%d/metrics", address, port)

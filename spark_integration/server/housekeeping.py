@@ -4,18 +4,18 @@ It drops versions that the query no longer needs, merges large runs, and removes
 no longer uses.
 
 **Which shards are in use** on this executor? Others have moved away or belong to ended queries. Spark does not notify
-an executor of a moved shard. The only sign is that an operator's calls continue without the shard::
+an executor when a shard moves. The only sign is that an operator's calls continue without the shard::
 
-    operator's calls here    0 1 2 3 0 1 2 3 0 1 3 0 1 3 0 1 3 …        shard 2 was called last
+    operator's local calls   0 1 2 3 0 1 2 3 0 1 3 0 1 3 0 1 3 …        shard 2's last call
                                                └── a round ─┘           dropped after `IDLE_ROUNDS` rounds
 
 A **round** is as many calls as the operator has local shards. A shard is dropped after `IDLE_ROUNDS` without a call,
-and restored when it comes back: at most N / `IDLE_ROUNDS` of N calls pay for a restore.
+and restored when it returns: at most N / `IDLE_ROUNDS` of N calls pay for a restore.
 
-An operator without calls has ended, has moved away as a whole, or is waiting for rows. Its shards in RAM are dropped
-after `SILENT_MS`; shards on disk stay for a day, like a dead executor's.
+An operator without calls has ended, has moved away with all its shards, or is waiting for rows. Its shards in RAM are
+dropped after `SILENT_MS`; shards on disk stay for a day, like a dead executor's.
 
-Only durable state is dropped: a file in the shard's directory marks it, also for later servers.
+Only durable state is dropped. A file in the shard's directory marks it as durable, also for later servers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ IDLE_ROUNDS = 32
 SILENT_MS = 15 * 60_000
 #: The current run and a previous run that may still be ending.
 RUNS_KEPT = 2
-#: How long leftovers of ended processes, and files set aside, can be inspected. None are in use.
+#: How long unused files, left by ended processes or set aside as damaged, stay for inspection.
 LEFTOVER_KEPT_MS = 10 * 60_000
 LEFTOVER_EVERY_MS = 60_000
 _log = logging.getLogger(__name__)
@@ -55,12 +55,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Operator:
-    """One operator of one query, on this executor."""
+    """An operator of a query on this executor."""
 
     kept_ms: int  #: How long its shards stay without calls
     called_ms: int = 0  #: Time of its last call
     calls: int = 0
-    #: By directory, the number of calls at the shard's last call; least recent first
+    #: By shard directory, the value of `calls` at the shard's last call; least recent first
     shards: OrderedDict[str, int] = field(default_factory=OrderedDict)
 
     def add(self, shards: Iterable[Path]) -> None:
@@ -81,7 +81,7 @@ class _Operator:
 
 
 class ShardUse:
-    """Counts calls of durable shards, from any thread; each count checks that a file exists."""
+    """Counts calls of durable shards and marks the shards as durable; thread-safe."""
 
     def __init__(self, now_ms: Callable[[], int] = clock.monotonic_ms) -> None:
         self._now_ms = now_ms
@@ -91,7 +91,7 @@ class ShardUse:
     def called(self, directory: str, *, in_memory: bool) -> None:
         """Count a micro-batch's call of a durable shard."""
         path = Path(directory)
-        with suppress(OSError):  # an uncounted shard may stay too long
+        with suppress(OSError):  # an unmarked shard may stay too long
             if not (path / DURABLE).exists():
                 (path / DURABLE).touch(mode=0o600)
         with self._lock:
@@ -114,7 +114,7 @@ class ShardUse:
                     self._operators.setdefault(folder, _Operator(kept_ms, self._now_ms())).add(shards)
 
     def idle(self) -> list[str]:
-        """Return the directories of the shards that are not in use."""
+        """Return the directories of idle shards."""
         now_ms = self._now_ms()
         with self._lock:
             return [directory for operator in self._operators.values() for directory in operator.idle(now_ms)]
@@ -137,7 +137,7 @@ class ShardUse:
 
 
 def _kind(shard: Path) -> str:
-    """Return the digest in a shard's name; it covers the state directory, and so whether state is durable."""
+    """Return the digest in a shard's name; shards with the same digest are all durable or all not."""
     return shard.name.rpartition("-")[2]
 
 
@@ -146,12 +146,12 @@ def _of_kind(operator_directory: Path, kind: str) -> list[Path]:
 
 
 def _found(folder: Path, pattern: str) -> list[Path]:
-    """Return matches below a folder; unlike `Path.glob`, skips what is unreadable or vanishes."""
+    """Return the matches below a folder; unlike `Path.glob`, skip unreadable and vanished entries."""
     return [folder / name for name in glob.glob(pattern, root_dir=folder)]
 
 
 def remove_if_empty(operator_directory: Path) -> None:
-    """Remove an operator's local directory if it has only notes of runs, then the query's if it is empty."""
+    """Remove an operator's local directory if it has no shards; the whole query's if none of its operators has any."""
     query = operator_directory.parent
     if not any(query.glob(f"*/{SHARD_PREFIX}*")):
         going = [*query.glob("*"), query]
@@ -166,7 +166,7 @@ def remove_if_empty(operator_directory: Path) -> None:
 
 
 def remove_old_runs(query_directory: Path) -> None:
-    """Remove the notes of all but the newest runs of a query."""
+    """Remove the notes of a query's runs, except the newest `RUNS_KEPT`."""
     for runs in query_directory.glob(f"*/{RUNS}"):
         modified: dict[str, float] = {}
         notes = list(runs.glob("*"))
@@ -182,7 +182,7 @@ def remove_old_runs(query_directory: Path) -> None:
 
 
 class Housekeeping:
-    """The background work of an executor's shards; call `run` in its own thread, the rest from any thread."""
+    """The background work for an executor's shards; call `run` in its own thread, other methods from any thread."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class Housekeeping:
         self.counters = {"announced": 0, "dropped": 0, "merged": 0, "leftovers": 0, "let_go": 0, "errors": 0}
 
     def announce(self, message: Committed) -> None:
-        """Queue the work after a commit; a shard's newest commit replaces its queued ones."""
+        """Queue the work after a commit, in place of the shard's queued commit, if any."""
         self._known[message.shard.directory] = message
         self.counters["announced"] += 1
         self.queue.put(message)
@@ -220,7 +220,7 @@ class Housekeeping:
                 self._keep(message, backend)
             self._let_go(self._use.idle_beside(message.shard.directory))
         except NotFoundError as exc:
-            # The version was dropped, or the query removed or restarted: a later announcement has caught up.
+            # The version was dropped, or the query removed or restarted: a later announcement covers the work.
             _log.info("nothing to do for %r: %s", message, exc)
         except HoldfastError:
             self.counters["errors"] += 1
@@ -240,7 +240,7 @@ class Housekeeping:
                     self.counters["leftovers"] += log.snapshots.remove_leftovers(before_ns)
 
     def tidy_up(self) -> None:
-        """Drop unused shards, forget removed shards, and close unneeded storages; called periodically."""
+        """Drop idle shards, forget removed shards, and close unneeded storages; called periodically."""
         self._use.count_existing(self._shards.root)
         self._let_go(self._use.idle())
         for directory in list(self._known):
@@ -253,17 +253,17 @@ class Housekeeping:
         self._logs.close_unused(list(self._known.values()))
 
     def _let_go(self, directories: Iterable[str]) -> None:
-        """Remove the local state of shards that are not in use."""
+        """Remove the local state of idle shards."""
         for directory in directories:
             try:
                 if self._shards.remove(Path(directory)):
                     self.counters["let_go"] += 1
                     self._forget(directory)
                     remove_if_empty(Path(directory).parent)
-                    _log.info("dropped %s, which is no longer used here", directory)
+                    _log.info("dropped %s, which this executor no longer uses", directory)
             except (HoldfastError, OSError) as exc:  # a shard on a damaged disk must not block the others
                 self.counters["errors"] += 1
-                _log.warning("%s is no longer used here, but could not be removed: %s", directory, exc)
+                _log.warning("cannot remove %s, which this executor no longer uses: %s", directory, exc)
 
     def _forget(self, directory: str) -> None:
         self.queue.forget(directory)
@@ -273,7 +273,7 @@ class Housekeeping:
         self._forget_elsewhere(directory)
 
     def statistics(self) -> dict[str, Any]:
-        """Return counters and each shard directory's statistics, or the reason why it has none."""
+        """Return the counters, and each shard's statistics or error by directory."""
         shards: dict[str, Any] = {}
         for directory, message in list(self._known.items()):
             if os.path.exists(directory):

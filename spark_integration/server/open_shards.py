@@ -57,7 +57,7 @@ class ShardQueue:
             self._changed.notify_all()
 
     def forget(self, directory: str) -> None:
-        """Drop a shard's announcement, if any."""
+        """Discard a shard's queued announcement, if any."""
         with self._changed:
             self._waiting.pop(directory, None)
             self._changed.notify_all()
@@ -69,7 +69,7 @@ class ShardQueue:
             self._changed.notify_all()
 
     def drain(self, timeout_seconds: float) -> bool:
-        """Wait until the queue is empty and idle; return False if the time ran out."""
+        """Wait until the queue is empty and idle; return False on timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting and not self._working, timeout_seconds)
 
@@ -88,7 +88,7 @@ class ShardQueue:
 
 
 def require_below(root: Path, text: str) -> Path:
-    """Return the directory that a request names. Raises `InvalidArgumentError`."""
+    """Return the path of a requested directory, which must be below `root`. Raises `InvalidArgumentError`."""
     directory = Path(text)
     inside = directory.is_relative_to(root) and directory.resolve().is_relative_to(root.resolve())
     if not inside or directory == root or ".." in directory.parts:
@@ -97,7 +97,7 @@ def require_below(root: Path, text: str) -> Path:
 
 
 class _Slot:
-    """A directory's backend, the address it is open for, its last user, its user count, and when the last use ended."""
+    """A directory's backend, the address for which it is open, and its users."""
 
     def __init__(self) -> None:
         self.holders = 0
@@ -109,14 +109,14 @@ class _Slot:
         self.wanted_ms = self.used_ms = 0
 
     def is_other(self, address: ShardAddress) -> bool:
-        """Return whether it is open for a different operator definition or in a removed directory."""
+        """Return whether the backend is open for a different address or in a removed directory."""
         return self.backend is not None and (
             self.address != address or self.identity != _identity(Path(address.directory))
         )
 
 
 def _identity(directory: Path) -> tuple[int, int] | None:
-    """Return an identity that distinguishes a directory from later ones with its name; None if absent."""
+    """Return a value that differs from the identity of a later directory with the same name; None if absent."""
     try:
         found = os.stat(directory)
     except OSError:
@@ -134,13 +134,13 @@ class OpenShards:
 
     @contextmanager
     def use(self, message: Committed) -> Iterator[Backend]:
-        """Yield the backend of an announced commit's shard, which stays open for the context."""
+        """Yield the backend of an announced shard; it stays open for the context."""
         address, directory = message.shard, require_below(self.root, message.shard.directory)
         with self._slot(directory) as slot:
             with slot.changed:
                 if slot.is_other(address) and slot.wanted_ms >= message.announced_ms:
                     raise NotFoundError(
-                        "the shard was opened with other tables, options or in another directory meanwhile",
+                        "the shard has been reopened with different tables or options, or in a new directory",
                         directory=address.directory,
                     )
                 _close_if_other(slot, address)
@@ -164,7 +164,7 @@ class OpenShards:
 
     @contextmanager
     def _slot(self, directory: Path) -> Iterator[_Slot]:
-        """Return the slot of a directory; forget slots that are closed and unused."""
+        """Yield the slot of a directory; forget it at the end if it is closed and unused."""
         with self._lock:
             slot = self._slots.setdefault(directory, _Slot())
             slot.holders += 1
@@ -177,7 +177,7 @@ class OpenShards:
                     del self._slots[directory]
 
     def close_unused(self) -> None:
-        """Close shards unused for `IDLE_AFTER_MS`, or whose directory is gone: their query has ended."""
+        """Close shards idle for `IDLE_AFTER_MS`, and shards whose directory is gone."""
         for directory in self._directories():
             with self._slot(directory) as slot, slot.changed:
                 is_idle = clock.monotonic_ms() - slot.used_ms > IDLE_AFTER_MS
@@ -185,7 +185,7 @@ class OpenShards:
                     _close(slot)
 
     def remove(self, directory: Path) -> bool:
-        """Close a shard and remove its local state; return False if it is in use, here or in a worker."""
+        """Close a shard and remove its local state; return False if this server or a worker uses it."""
         going = self.root / GOING / clock.new_id()
         require_below(self.root, str(directory))
         with self._slot(directory) as slot, slot.changed:
@@ -201,7 +201,7 @@ class OpenShards:
         return True
 
     def remove_going(self) -> None:
-        """Finish the removals that a killed server had begun."""
+        """Finish the removals that a killed server started."""
         shutil.rmtree(self.root / GOING, ignore_errors=True)
 
     def _directories(self) -> list[Path]:
@@ -217,7 +217,7 @@ class OpenShards:
                 if slot.changed.wait_for(lambda s=slot: not s.users, left_seconds):  # type: ignore[misc]
                     _close(slot)
                 else:
-                    _log.warning("%s is still in use, and is not closed", directory)
+                    _log.warning("left %s open: it is still in use", directory)
 
 
 def _close_if_other(slot: _Slot, address: ShardAddress) -> None:
@@ -226,7 +226,8 @@ def _close_if_other(slot: _Slot, address: ShardAddress) -> None:
         lambda: not slot.users or not slot.is_other(address), REPLACE_WITHIN_SECONDS
     ):
         raise UnavailableError(
-            "another query uses the shard with other tables, options or in another directory: stop that query",
+            "a different query uses the shard, with different tables or options or in a different directory: stop "
+            "that query",
             directory=address.directory,
         )
     if slot.is_other(address):
@@ -239,20 +240,18 @@ def _close(slot: _Slot) -> None:
         try:
             backend.close()
         except HoldfastError:
-            _log.exception("a shard did not close cleanly; what it lost is restored", stacklevel=2)
+            _log.exception("cannot close a shard cleanly; lost versions will be restored", stacklevel=2)
 
 
 @dataclass
 class _Opened:
-    """An open storage."""
-
     storage: ObjectStorage
-    threads: Executor  #: Upload threads; a storage that hangs blocks only its own.
+    threads: Executor  #: Upload threads, separate per storage, so that a hanging storage blocks no other
     users: int = 0
 
 
 class DurableLogs:
-    """Makes commit logs, from any thread. A storage stays open while in use or needed (see `close_unused`)."""
+    """Opens commit logs; thread-safe. A storage stays open until `close_unused` finds it unneeded."""
 
     def __init__(
         self,
@@ -269,7 +268,7 @@ class DurableLogs:
 
     @contextmanager
     def log_of(self, message: Committed) -> Iterator[ObjectCommitLog | None]:
-        """Open the log of a commit's shard for the context; yield None if nothing is durable."""
+        """Yield the log of an announced shard; None without a state directory."""
         place = _place_of(message)
         if place is None:
             yield None
@@ -290,7 +289,7 @@ class DurableLogs:
                 opened.users -= 1
 
     def _limited(self, storage: ObjectStorage, bytes_per_second: int | None) -> ObjectStorage:
-        """Return a storage with a limit that all shards share."""
+        """Limit the upload bandwidth of a storage; all shards share the limit."""
         if bytes_per_second is None:
             return storage
         with self._lock:
@@ -325,7 +324,7 @@ class DurableLogs:
             try:
                 opened.threads.shutdown(wait=False)
                 opened.storage.close()
-            except Exception as exc:  # noqa: BLE001  nobody needs it any more, and the text may hold anything
+            except Exception as exc:  # noqa: BLE001  the storage is no longer needed; the text may hold secrets
                 _log.warning("closing %s failed: %s", opened.storage.url, type(exc).__name__)
 
 

@@ -1,13 +1,13 @@
 """Background snapshots and clean-ups, for which no micro-batch waits.
 
-A failed snapshot is retried after a later commit, with a pause that doubles; a worker that finds the chain too long
-asks for a snapshot and waits (`write_now`). Each failure is counted, logged, and recorded in durable storage.
+A failed snapshot is retried at a later commit, with exponential back-off. A worker whose commit chain is too long
+requests a snapshot and waits for it (`write_now`). Each failure is counted, logged, and recorded in durable storage.
 
-Every few snapshots of a shard, a clean-up first deletes what no retained version needs. The snapshots record how many
-there were since the last one, so that short jobs clean up as often as endless ones.
+Before every few snapshots of a shard, a clean-up deletes the objects that no retained version needs. Each snapshot
+records the number of snapshots since the last clean-up, so that short jobs clean up as often as long ones.
 
-The newest version is snapshotted, although Spark may still drop it: the snapshot is then in no later lineage, and is
-deleted.
+Snapshots are of the newest version, although Spark may still discard it. If it does, no later lineage contains the
+snapshot, and a clean-up deletes it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from holdfast.spark_integration.client.messages import Committed, SnapshotNews
 from holdfast.spark_integration.server.open_shards import DurableLogs, OpenShards, ShardQueue
 
 RETRY_AFTER_MS, RETRY_AFTER_MS_MAX = 1_000, 5 * 60_000
-#: A clean-up lists all objects of the shard.
+#: Not more often, because a clean-up lists all objects of the shard.
 CLEAN_UP_EVERY_SNAPSHOTS = 4
-#: This many consecutive versions dropped before their turn are a failure; fewer are not.
+#: How many consecutive versions, dropped before their snapshot, count as a failure.
 MISSED_IS_FAILURE = 8
-#: How long a call waits for another snapshot of its shard: a worker, which waits 30 s for it, learns why.
+#: How long `write_now` waits for a running snapshot: less than the worker's 30 s, so that the worker gets the error.
 BUSY_SECONDS = 25.0
 
 _log = logging.getLogger(__name__)
@@ -47,23 +47,23 @@ _log = logging.getLogger(__name__)
 class _Progress:
     """In-memory progress of a shard's snapshots; losing it costs only a little extra work."""
 
-    seen_ms: int  #: When the shard was first seen, or its last snapshot was written
+    seen_ms: int  #: When the shard was first seen or its last snapshot written
     #: Consecutive failures, by operation
     failures: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    missed: int = 0  #: Consecutive versions that were gone before their turn
-    has_looked: bool = False  #: Whether snapshots that another executor wrote after its last commit were looked for
-    retry_ms: int = 0  #: When to try again
+    missed: int = 0  #: Consecutive versions dropped before their snapshot
+    has_looked: bool = False  #: Whether storage was searched for late snapshots by the shard's previous executor
+    retry_ms: int = 0  #: Earliest time of the next attempt
     error: str | None = None  #: Why the last snapshot failed
-    headers: Headers | None = None  #: What clean-ups have read
+    headers: Headers | None = None  #: Object headers that clean-ups have read
     unsent: SnapshotNews = field(default_factory=SnapshotNews)  #: News since the last answer to an announcement
     #: The micro-batch of the last announcement, and the answer to it
     answered: tuple[int | None, SnapshotNews] = field(default_factory=lambda: (None, SnapshotNews()))
-    put_off: Committed | None = None  #: A commit postponed while a worker's snapshot was being written
+    put_off: Committed | None = None  #: A commit postponed because a worker's snapshot was being written
     lock: threading.Lock = field(default_factory=threading.Lock)  #: Held while a snapshot is written
 
 
 class Snapshotting:
-    """Writes snapshots one by one; call `run` in its own thread, the rest from any thread."""
+    """Writes snapshots one by one; call `run` in its own thread, other methods from any thread."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Snapshotting:
         self.counters |= {"snapshots_missed": 0, "clean_ups": 0, "deleted_objects": 0, "clean_up_errors": 0}
 
     def announce(self, message: Committed) -> SnapshotNews:
-        """Queue a version for a snapshot if due, and return the news of earlier ones, the same for each attempt."""
+        """Queue a version for a snapshot; return news of earlier snapshots, the same if the micro-batch is repeated."""
         if message.state_dir is None:
             return SnapshotNews()
         progress = self._progress_of(message)
@@ -120,7 +120,7 @@ class Snapshotting:
 
     def _write_unless_busy(self, message: Committed, progress: _Progress) -> None:
         """Write a due snapshot; if a worker is writing one, postpone it and serve other shards."""
-        progress.put_off = message  # before the lock is tried, as `write_now` looks after it has released that
+        progress.put_off = message  # before trying the lock: `write_now` checks it after releasing the lock
         if not progress.lock.acquire(blocking=False):
             return
         try:
@@ -137,11 +137,11 @@ class Snapshotting:
                 return self._write(message, progress, forced=True)
         finally:
             put_off = progress.put_off
-            if put_off is not None and self._progress.get(message.shard.directory) is progress:  # else it is forgotten
+            if put_off is not None and self._progress.get(message.shard.directory) is progress:  # not yet forgotten
                 self.queue.put_back(put_off)
 
     def _write(self, message: Committed, progress: _Progress, *, forced: bool) -> bool:
-        """Write a snapshot if one is due; the caller holds the shard's lock, and others may reopen the shard."""
+        """Write a snapshot if due; the caller holds the shard's lock, but the shard may be reopened meanwhile."""
         pointer = message.committed
         with self._logs.log_of(message) as log, ExitStack() as held:
             if log is None:
@@ -158,12 +158,12 @@ class Snapshotting:
                 if not self._is_wanted(message, log, lineage, progress, forced=forced):
                     return False
             started_ms = self._monotonic_ms()
-            if not os.path.exists(message.shard.directory):  # else it would be made again, and nobody would know of it
-                raise NotFoundError("the shard was dropped meanwhile", directory=message.shard.directory)
+            if not os.path.exists(message.shard.directory):  # opening would recreate it, untracked
+                raise NotFoundError("the shard was dropped before its snapshot", directory=message.shard.directory)
             with self._shards.use(message) as backend:
                 frozen = held.enter_context(log.snapshots.frozen(backend, pointer))
             cleaned = self._clean_up(message, log, progress, lineage, written)
-            # A clean-up that fails may have found that parts are gone.
+            # A failed clean-up may have found parts missing.
             is_sure = not progress.failures["clean-up"]
             entry, manifest = log.snapshots.store(frozen, message.shard.backend, cleaned, is_sure=is_sure)
         progress.seen_ms, progress.retry_ms, progress.error = self._monotonic_ms(), 0, None
@@ -189,8 +189,6 @@ class Snapshotting:
             age_ms = self._monotonic_ms() - progress.seen_ms
         return message.policy.is_due(lineage, age_ms / 1000)
 
-    # Failures.
-
     def _fail(self, message: Committed, progress: _Progress, exc: HoldfastError) -> None:
         self.counters["snapshot_errors"] += 1
         progress.unsent += SnapshotNews(failures=1)
@@ -212,24 +210,22 @@ class Snapshotting:
                 if log is not None:
                     report_trouble(log.objects, what, exc, in_a_row, socket.gethostname(), self._now_ms())
         except HoldfastError as unheard:
-            _log.warning("the failure cannot be recorded in %s either: %s", message.state_dir, unheard)
+            _log.warning("cannot record the failure in %s: %s", message.state_dir, unheard)
         return in_a_row
-
-    # Clean-ups.
 
     def _clean_up(
         self, message: Committed, log: ObjectCommitLog, progress: _Progress, lineage: Lineage, written: Lineage
     ) -> CleanedUp:
-        """Clean up if due; return the next snapshot's record of it."""
+        """Clean up if due; return the record of the last clean-up for the next snapshot."""
         try:
             before = log.snapshots.cleaned_at(lineage)
         except CorruptionError as exc:
             _log.warning(
-                "%s cleans up, because the record of its last clean-up cannot be read: %s", message.prefix, exc
+                "cleaning up %s: the record of its last clean-up cannot be read: %s", message.prefix, exc
             )
             before = CleanedUp(snapshots_since=CLEAN_UP_EVERY_SNAPSHOTS)
         below = None
-        # Failed attempts leave objects too, and may never lead to a snapshot.
+        # Failed snapshots leave objects, too, even if none ever succeeds.
         has_failed = progress.failures["snapshot"] % CLEAN_UP_EVERY_SNAPSHOTS == 1
         if before.snapshots_since >= CLEAN_UP_EVERY_SNAPSHOTS or has_failed:
             below = self._retain(message, log, progress, written.chain)
@@ -240,7 +236,7 @@ class Snapshotting:
     def _retain(
         self, message: Committed, log: ObjectCommitLog, progress: _Progress, chain: Iterable[ChainEntry]
     ) -> int | None:
-        """Delete unneeded objects; return the version number below which nothing is left, or None on failure."""
+        """Delete unneeded objects; return the version below which no objects remain, or None on failure."""
         if message.accepted is None:
             return None
         if progress.headers is None:
@@ -269,16 +265,16 @@ class Snapshotting:
         return {directory: max(0, now_ms - p.seen_ms) for directory, p in list(self._progress.items())}
 
     def errors(self) -> dict[str, str]:
-        """Return, by shard directory, why its last snapshot failed; without those that succeeded."""
+        """Return the errors of shards whose last snapshot failed, by directory."""
         return {directory: p.error for directory, p in list(self._progress.items()) if p.error is not None}
 
 
 @contextmanager
 def _held(lock: threading.Lock, message: Committed) -> Iterator[None]:
-    """Hold a shard's lock for the context; raise `UnavailableError` if its snapshot takes too long."""
+    """Hold a shard's lock for the context; raise `UnavailableError` if a running snapshot holds it too long."""
     if not lock.acquire(timeout=BUSY_SECONDS):
         raise UnavailableError(
-            f"another snapshot of this shard has taken {BUSY_SECONDS:.0f} s so far: the storage is slow, or hangs",
+            f"another snapshot of this shard is still running after {BUSY_SECONDS:.0f} s: the storage is slow or hangs",
             shard=message.prefix,
         )
     try:

@@ -1,18 +1,19 @@
-"""The state server: one process for each executor.
+"""The state server: one process per executor.
 
-It does what no micro-batch should wait for: `housekeeping`, `snapshotting`. It may be killed at any time: the next task
-starts another, and nothing is lost.
+It runs the work that no micro-batch should wait for: `housekeeping` and `snapshotting`. It may be killed at any time:
+the next task starts a new server, and nothing is lost.
 
-It listens with Arrow Flight on a Unix socket that only this user can reach. It holds a lock while it runs, and ends
-with its executor, or when the lock's file or the socket is gone: two servers would consider each other's shards unused.
+It serves Arrow Flight on a Unix socket that only this user can open. It holds a lock while it runs. It ends with its
+executor, or when its lock file or socket is gone: a second server may then run, which would see its shards as idle.
 
-It answers, by Arrow Flight::
+Its actions::
 
-    ping                        whether it lives
-    committed                   a shard has a new version: what became of its snapshots
-    snapshot                    write one now
-    statistics, recent          what it has done, and what the last micro-batches have measured
-    drain                       wait until all that was announced is done
+    ping                        check that the server is alive
+    committed                   announce a shard's new version; returns news of its snapshots
+    snapshot                    write a shard's snapshot now
+    statistics                  return counters, and sizes and errors of shards
+    recent                      return the measures of the last micro-batches
+    drain                       wait until all announced work is done
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from holdfast.spark_integration.server.open_shards import DurableLogs, OpenShard
 from holdfast.spark_integration.server.snapshotting import Snapshotting
 
 CLEAN_EVERY_SECONDS = 300.0
-#: Of each storage. Each thread holds a part of a file, so they bound the memory that uploads take.
+#: Per storage. Each thread holds a part of a file, so their number bounds the memory of uploads.
 UPLOAD_THREADS = 4
 END_WITHIN_SECONDS = 20.0
 _FILES_WHERE_UNLIMITED = 1 << 16
@@ -56,7 +57,7 @@ _log = logging.getLogger("holdfast.state_server")
 
 
 class StateService(flight.FlightServerBase):
-    """See the module."""
+    """Serves the actions above."""
 
     def __init__(
         self,
@@ -72,10 +73,10 @@ class StateService(flight.FlightServerBase):
         self._logs = logs
         self._batches = batches
         self._exposition = exposition
-        super().__init__(location)  # last: from here on it answers
+        super().__init__(location)  # last, because it starts serving
 
     def do_action(self, context: object, action: flight.Action) -> Iterator[bytes]:
-        """Answer one action with one JSON value, or with holdfast's own errors; any other is logged as a defect."""
+        """Answer an action with a JSON value or a `HoldfastError`; log other errors as defects."""
         try:
             answer = self._act(action.type, action.body.to_pybytes())
             return iter([json.dumps(answer).encode()])
@@ -93,7 +94,7 @@ class StateService(flight.FlightServerBase):
             self._housekeeping.announce(committed)
             news = self._snapshotting.announce(committed)
             self._batches.announce(committed)
-            self._exposition.announce(committed)  # last: it may wait for a name to be resolved
+            self._exposition.announce(committed)  # last, because it may wait for DNS
             return asdict(news)
         if kind == "recent":
             return self._batches.recent()
@@ -162,9 +163,9 @@ def serve(executor_directory: Path, executor: ProcessId, socket: Path, lock: int
 def _tidy_up_until_the_end(
     housekeeping: Housekeeping, executor_directory: Path, executor: ProcessId, socket: Path, lock: int
 ) -> bool:
-    """Tidy up periodically until the executor ends (True), or workers no longer find the server (False)."""
+    """Tidy up periodically; return True when the executor ends, False when workers no longer find the server."""
     while True:
-        with suppress(OSError):  # else programs that clean by age take its file, to which nobody writes
+        with suppress(OSError):  # so that tmp cleaners spare the lock file, which is never written
             os.utime(lock)
         # executor_directory = <root>/holdfast-<user>/executor-…
         takeover.remove_dead_executors(executor_directory.parent.parent, clock.now_ms())
@@ -175,20 +176,20 @@ def _tidy_up_until_the_end(
             return True
         if not local_dirs.is_found(executor_directory, socket, lock):
             _log.warning(
-                "this server's lock or socket was removed, so it ends: keep other programs from cleaning %s",
+                "the state server ends: its lock file or socket was removed; exclude %s from tmp cleaners",
                 executor_directory,
             )
             return False
 
 
 def _finish(server: StateService, shards: OpenShards, workers: list[threading.Thread]) -> None:
-    """End calls, housekeeping and shards within a bounded time; abandon what hangs."""
+    """Stop the server and its threads and close the shards within a bounded time; abandon what hangs."""
     end_ms = clock.monotonic_ms() + int(END_WITHIN_SECONDS * 1000)
 
     def left_seconds() -> float:
         return max(0, end_ms - clock.monotonic_ms()) / 1000
 
-    # It waits for calls that are under way, and a worker may outlive its executor.
+    # Shutdown waits for running calls, and a worker may outlive its executor.
     shutting = threading.Thread(target=server.shutdown, name="shutdown", daemon=True)
     shutting.start()
     shutting.join(left_seconds() / 4)
@@ -209,7 +210,7 @@ class _NoPandas:
 
 
 def _convert_without_pandas() -> None:
-    """Keep pyarrow from importing pandas, which costs 57 MB and a second of CPU: nothing here needs it."""
+    """Keep pyarrow from importing pandas, which costs 57 MB and a second of CPU; the server does not need it."""
     finder = _NoPandas()
     sys.meta_path.insert(0, finder)
     try:
@@ -223,30 +224,29 @@ def _raise_file_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES_WHERE_UNLIMITED if hard == resource.RLIM_INFINITY else hard
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(ValueError, OSError):  # the system has a limit besides
+        with suppress(ValueError, OSError):  # the kernel has a lower limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _take_memory_limit(executor: ProcessId) -> None:
-    """Lift the address space limit that a worker hands down, or warn if only root may."""
+    """Replace the inherited limit on address space by the executor's; warn if only root may raise it."""
     if sys.platform != "linux":
-        return  # Spark sets no limit there
+        return  # Spark limits workers only on Linux
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     try:
         resource.setrlimit(resource.RLIMIT_AS, resource.prlimit(executor.pid, resource.RLIMIT_AS))
     except (ValueError, OSError):
         if limit != resource.RLIM_INFINITY:
             _log.warning(
-                "this process may use only %d MB of address space: unset spark.executor.pyspark.memory",
+                "the state server is limited to %d MB of address space: unset spark.executor.pyspark.memory",
                 limit >> 20,
             )
 
 
 class ServerLog(RotatingFileHandler):
-    """The server's log, with one older file; output of native code goes into it too."""
+    """The server's log, with one older file; native code's output goes to it, too."""
 
     def doRollover(self) -> None:
-        """Begin a new file."""
         super().doRollover()
         with open(self.baseFilename, "ab") as log:
             for descriptor in (1, 2):
@@ -270,7 +270,7 @@ def main() -> None:
     threading.excepthook = _die_loudly
     executor = ProcessId.parse(configuration["executor"])
     if executor is None:
-        raise SystemExit(f"not a process: {configuration['executor']!r}")
+        raise SystemExit(f"invalid executor: {configuration['executor']!r} is no process id and start time")
     _take_memory_limit(executor)
     served = False
     try:
@@ -280,8 +280,7 @@ def main() -> None:
     finally:
         if not served:
             _log.critical("the state server ends", exc_info=True)
-        # A merge or upload that did not finish in time is abandoned: it has published nothing. And no thread keeps
-        # the lock of a server that no longer serves.
+        # Abandon unfinished merges and uploads, which have published nothing, and threads that would hold the lock.
         os._exit(0 if served else 1)
 
 

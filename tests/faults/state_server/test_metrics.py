@@ -125,7 +125,7 @@ def test_without_a_port_the_server_says_so_once_and_works(shard: Shard, executor
         shard.announce(measured(shard.commit(batch_ms), batch_ms, metrics_port=9321, metrics_address="192.0.2.77"))
     done = counters(shard.client)
     assert done | {"announced": 3, "errors": 0, "metrics_errors": 1} == done
-    assert executor.log.count("shows no metrics to Prometheus") == 1
+    assert executor.log.count("cannot serve metrics to Prometheus") == 1
     assert shard.client.call("statistics")["metrics_port"] is None
 
 

@@ -44,7 +44,7 @@ from tests.faults.state_server.conftest import PREFIX, SECRET, Shard, counters, 
 
 def test_it_starts_on_demand_and_answers(executor: Executor) -> None:
     client = executor.client()
-    with pytest.raises(UnavailableError, match="no state server listens"):
+    with pytest.raises(UnavailableError, match="no state server is listening"):
         client.call("ping")
     statistics = executor.start(client)
     assert psutil.Process(statistics["pid"]).is_running()

@@ -147,7 +147,7 @@ def test_a_storage_that_takes_nothing_is_told_by_the_log(
     failing(bench, monkeypatch, Fault("fail", nth=1, times=None))
     executor = bench.executor()
     bench.run(query, executor, 6)
-    assert "cannot be recorded in" in caplog.text
+    assert "cannot record the failure in" in caplog.text
     assert executor.snapshotting.errors()
 
 
