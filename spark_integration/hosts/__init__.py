@@ -1,1 +1,1 @@
-"""Spark's own operators: each shard is one of their groups; they keep its pointer, and call it."""
+"""The Spark operators that run steps: each shard is one of their groups, whose state is the shard's pointer."""

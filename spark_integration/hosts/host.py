@@ -5,9 +5,9 @@ a timer is due. holdfast does everything else; above all, it stores the user's s
 
 =======================  ==============================================================================================
 `GroupStateHost`          ``applyInPandasWithState``: runs on any state store; the pointer is the group's state
-`StatefulProcessorHost`   ``transformWithStateInPandas``: needs Spark's RocksDB state store, hands on a watermark, takes
-                          initial state, and may occur repeatedly in a query; the pointer is a value state
-`run_batch`               ``applyInPandas``, for batch queries: state begins empty and ends with the query
+`StatefulProcessorHost`   ``transformWithStateInPandas``: needs Spark's RocksDB state store, passes on a watermark,
+                          takes initial state, and may occur repeatedly in a query; the pointer is a value state
+`run_batch`               ``applyInPandas``, for batch queries: state starts empty and ends with the query
 =======================  ==============================================================================================
 
 `StatefulProcessorHost`::
@@ -53,10 +53,8 @@ _BATCH_MS = "__holdfast_batch_ms"
 
 @dataclass(frozen=True)
 class SentRows:
-    """Rows that are sent to their shards."""
-
     frame: DataFrame  #: The rows, to be grouped by `ROUTE`
-    step: ShardStep  #: The step that the shards run on them
+    step: ShardStep  #: The step that the shards run on the rows
 
 
 class Host(Protocol):
@@ -162,7 +160,7 @@ def _with_batch_time(frame: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True)
 class _Side:
-    """Rows or initial rows, as the host passes them."""
+    """Rows or initial rows in the form that Spark passes."""
 
     step: ShardStep
     columns: list[str]  #: In the order in which Spark sends them; Spark renames columns that are not Python identifiers
@@ -187,7 +185,7 @@ class _Shards:
 
     def begin(self, key: Any, frame: pd.DataFrame, times: TimerValues) -> None:
         # Spark passes a large frame in pieces and does not mark the last: each call starts over with all pieces so far.
-        # The blobs are few, and so are the pieces, of 64 MiB each.
+        # Blobs are few, and so are these pieces of 64 MiB.
         assert self._initial is not None
         if self._initial_route != int(key[0]):
             self._initial_route, self._initial_frames = int(key[0]), []

@@ -1,4 +1,4 @@
-"""The processor for Spark, in which the code that calls shards stays pickled until the first call.
+"""A processor for Spark that keeps the code that calls shards pickled until the first call.
 
 At the start of each query, Spark unpickles the processor in a separate process, calls `init` and ends the process. The
 code that calls shards needs pandas, pyarrow and most of holdfast, whose import would cost that process half a second of
@@ -24,7 +24,7 @@ from holdfast.spark_integration.transport.python_stage import ImmediateAcks
 
 
 class Shards(Protocol):
-    """Calls the shards of one partition; each is a Spark group."""
+    """Calls the shards of one partition; each shard is a Spark group."""
 
     def open(self, handle: StatefulProcessorHandle, pointer: ValueState) -> None:
         """Start a micro-batch in a worker."""

@@ -1,20 +1,20 @@
-"""How output leaves its shard: the seam and its implementations.
+"""Carries output from shards to Spark: the interface and its implementations.
 
-* `PackedOutput`: blobs of Arrow data, which an extra Python stage unpacks: tables of vectorised functions.
-* `ListedOutput`: lists of rows, which Spark takes apart: the same tables, where tasks are many.
-* `RowsOutput`: pandas frames, which Spark converts, about 0.3 µs a row: functions by key.
-* `OneByOneOutput`: the same for processors, whose frames Spark does not concatenate, so that NaN stays.
-* `ObservedOutput`: any of them, with the measures of shard calls beside it, which Spark observes before it is unpacked.
+* `PackedOutput`: Arrow blobs, which an extra Python stage unpacks; for tables of vectorised functions.
+* `ListedOutput`: lists of rows, which Spark explodes; for the same tables if tasks are many.
+* `RowsOutput`: pandas frames, which Spark converts, in about 0.3 µs per row; for functions by key.
+* `OneByOneOutput`: the same for processors, whose frames Spark does not concatenate, so that NaN survives.
+* `ObservedOutput`: adds the measures of shard calls to any of these; Spark observes them before it unpacks the output.
 
 ::
 
-    what a call returns      blob   measures           observe: sums of the measures, into the query's progress
+    a call's result          blob   measures           observe: sums of the measures, in the query's progress
                              ▒▒▒▒   null               │
-                             ▒▒▒▒   null        ───────┴─▶ rows without measures ─▶ the output's own way on
+                             ▒▒▒▒   null        ───────┴─▶ rows without measures ─▶ the inner output's `receive`
                              null   [3, 1042, 877, …]
 
-Spark evaluates the operator once, as without measures. ``observe`` has no state: checkpoint locations are the same with
-it and without.
+Spark evaluates the operator once, with or without measures. ``observe`` has no state, so it does not change checkpoint
+locations.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from holdfast.spark_integration.transport.arrow_column import ArrowColumn
 from holdfast.spark_integration.transport.packed import BLOB, BLOB_BYTES, PADDED_ROWS_MAX, write_blob
 from holdfast.spark_integration.transport.python_stage import prepared
 
-#: From so many shards on, each a task of every micro-batch, a Python stage that unpacks costs more than it saves. With
-#: two, lists took 1.06 and 1.09 times the CPU of blobs for 1,000 rows, and 1.09 times for a million: more of the JVM.
-#: Once that has compiled the code, it is a draw: 0.95 and 1.00 times the wall time for 1,000 rows, 1.03 and 1.08 for
-#: 100,000, and 0.92 for a million (one idle turn).
+#: With this many shards, and as many tasks per micro-batch, unpacking blobs in a Python stage costs more than it saves.
+#: With two shards, lists took 1.06 and 1.09 times the CPU of blobs for 1,000 rows, and 1.09 times for a million, in the
+#: JVM. After its compiler has warmed up, wall times are equal: 0.95 and 1.00 times for 1,000 rows, 1.03 and 1.08 for
+#: 100,000, and 0.92 for a million (one idle run).
 MANY_SHARDS = 64
-#: Of one list: Spark's JVM holds it as an array of rows, of which each takes 24 bytes and more, however small in Arrow.
+#: Rows per list: the JVM holds a list as an array of rows, each of 24 bytes or more, however small in Arrow.
 _LISTED_ROWS_MAX = 1 << 17
-#: What the name of an observation begins with; the operator's name follows.
+#: The prefix of an observation's name; the operator's name follows.
 OBSERVATION = "holdfast."
 #: The column that holds lists of rows.
 ROWS = "__holdfast_rows"
@@ -57,7 +57,7 @@ _BITS = 1 << 15
 #: The columns of the metrics.
 FIELDS = tuple(StructField(one.name, LongType() if one.unit == 1 else DoubleType()) for one in METRICS)
 MEASURED = "__holdfast_measured"
-# Spark fails where rows of a processor with an event-time column are older than the watermark.
+# Spark fails if a processor with an event-time column returns rows older than the watermark.
 _NEVER_LATE = dt.datetime(9000, 1, 1, tzinfo=dt.UTC)
 
 
@@ -72,24 +72,24 @@ class Output(Protocol):
         """Yield output as the frames that ``applyInPandasWithState`` expects; runs in a worker."""
 
     def send_at_once(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
-        """Like `send`, for large output: in frames that Spark's worker passes on instead of gathering them."""
-        return self.send(batches)  # it gathers by rows, so large frames pass through
+        """Like `send`, for large output: yield frames that Spark's worker passes on instead of gathering."""
+        return self.send(batches)  # the worker gathers up to a number of rows, so large frames pass through
 
     def send_measures(self, measures: CallMeasures) -> Iterator[pd.DataFrame]:
-        """Yield the measures of a shard's call, if the output carries them; comes last."""
+        """Yield the measures of a shard's call if the output carries measures; called last."""
         return iter(())
 
     def receive(self, frame: DataFrame) -> DataFrame:
-        """Return the rows of the output from the shards' calls; runs on the driver."""
+        """Return the output rows, given the results of the shards' calls; runs on the driver."""
 
     def among(self, shards: int) -> Output:
-        """Return the cheapest `Output` of the same rows for a stream with that many shards."""
+        """Return the cheapest `Output` of the same rows for a stream with this many shards."""
         return self
 
 
 @dataclass(frozen=True)
 class RowsOutput(Output):
-    """Rows as Spark converts them."""
+    """Rows in pandas frames, which Spark converts."""
 
     schema: StructType  #: Of the output
 
@@ -122,18 +122,18 @@ class RowsOutput(Output):
             if not pa.types.is_string(column.type):
                 require_utf8(pa.record_batch({name: column}), "the output")
                 raise
-            # Text that is not UTF-8 is no str. Of bytes Spark's worker makes such text again, unless it checks
+            # A str cannot hold invalid UTF-8. Spark's worker converts bytes back to such text, unless it checks
             # conversions.
             return column.cast(pa.binary()).to_pandas()
 
 
 @dataclass(frozen=True)
 class OneByOneOutput(RowsOutput):
-    """Rows in frames that Spark's worker converts one by one, as for ``transformWithState``: NaN stays."""
+    """Rows in frames that Spark's worker converts one by one, as for ``transformWithState``: NaN survives."""
 
     def _to_series(self, name: str, column: pa.Array) -> pd.Series[Any]:
         if pa.types.is_floating(column.type) and _has_nan(column):
-            # pandas knows NaN from null in Arrow's columns, but cannot concatenate them so that Spark takes them.
+            # Arrow-backed columns distinguish NaN from null, but Spark cannot take them concatenated.
             return pd.Series(pd.arrays.ArrowExtensionArray(column))
         return super()._to_series(name, column)
 
@@ -143,7 +143,7 @@ def _has_nan(column: pa.Array) -> bool:
 
 
 def _has_odd_floats(column: pa.Array) -> bool:
-    """Tell whether a column has floats, at any depth, whose NaN and null Arrow would confuse."""
+    """Return whether a column has floats, at any depth, whose NaN and null Arrow would confuse."""
     t = column.type
     if pa.types.is_floating(t):
         return _has_nan(column) or (t == pa.float32() and column.null_count > 0)
@@ -155,14 +155,14 @@ def _has_odd_floats(column: pa.Array) -> bool:
 
 
 def _has_keys_of_parts(t: pa.DataType) -> bool:
-    """Tell whether a type has maps, at any depth, whose keys are dicts or lists in Python, so not hashable."""
+    """Return whether a type has maps, at any depth, whose keys become dicts or lists, which are not hashable."""
     if pa.types.is_map(t) and pa.types.is_nested(t.key_type):
         return True
     return any(_has_keys_of_parts(t.field(i).type) for i in range(t.num_fields))
 
 
 def _in_parts(column: pa.Array) -> pd.Series[Any]:
-    """Return a nested column as Python values; long lists of numbers only if they need it."""
+    """Convert a nested column to Python values; of lists of numbers, convert only the rows that need it."""
     if not pa.types.is_list(column.type) or not pa.types.is_floating(column.type.value_type):
         return pd.Series([_part(value, column.type) for value in column.to_pylist()], dtype=object)
     numbers = column.flatten()
@@ -182,7 +182,7 @@ class _Items(list[tuple[Any, Any]]):
 
 
 def _part(value: Any, t: pa.DataType) -> Any:
-    """Return a value of a nested column in a form whose NaN Arrow keeps."""
+    """Convert a nested value to a form in which Arrow keeps NaN."""
     if value is None:
         return None
     if pa.types.is_map(t):
@@ -191,20 +191,20 @@ def _part(value: Any, t: pa.DataType) -> Any:
         return [_part(element, t.value_type) for element in value]
     if pa.types.is_struct(t):
         return {field.name: _part(value[field.name], field.type) for field in t}
-    # Anything but a Python float is never taken for null.
+    # Only a Python float can be mistaken for null.
     return np.float32(value) if pa.types.is_floating(t) and math.isnan(value) else value
 
 
 @dataclass(frozen=True)
 class _TableOutput(Output):
-    """Tables, sent as Spark rows that each hold many of theirs."""
+    """Tables, sent as Spark rows that each hold many output rows."""
 
     schema: StructType  #: Of the output
     rows_each: int  #: Maximum rows of an Arrow batch between Spark and Python
 
     def send_at_once(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
-        # The worker gathers frames until they have more rows than this, however large the rows: pad with nulls, which
-        # are dropped behind it. Where rows have no limit, or hardly any, it gathers what a call returns, as it is told.
+        # The worker gathers frames until they exceed `rows_each` rows, however large: pad with nulls, which are dropped
+        # behind it. With hardly any limit on rows, padding would cost too much, and the worker gathers all frames.
         for frame in self.send(batches):
             yield frame.reindex(range(self.rows_each + 1)) if self.rows_each < PADDED_ROWS_MAX else frame
 
@@ -225,14 +225,14 @@ class PackedOutput(_TableOutput):
         return frame.mapInArrow(lambda batches: unpack_output(prepared(batches), rows_each), self.schema)
 
     def among(self, shards: int) -> Output:
-        # Each shard is a task, and each task starts the stage that unpacks. Lists lose the metadata of columns.
+        # Each shard is a task, and each task starts the stage that unpacks. Lists lose column metadata.
         is_plain = not any(field.metadata for field in self.schema)
         return ListedOutput(self.schema, self.rows_each) if shards >= MANY_SHARDS and is_plain else self
 
 
 @dataclass(frozen=True)
 class ListedOutput(_TableOutput):
-    """Rows in lists, as few as blobs, which Spark's worker passes on and the JVM unpacks without Python."""
+    """Rows in a few long lists, which Spark's worker passes on and the JVM unpacks without Python."""
 
     @property
     def sent_schema(self) -> StructType:
@@ -252,7 +252,7 @@ class ListedOutput(_TableOutput):
 def pack_output(batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
     """Yield output as the frames that ``applyInPandasWithState`` expects, one per large blob.
 
-    Spark pads the state to the number of output rows and converts value by value.
+    Blobs are few because Spark pads the state to the number of output rows and converts it value by value.
     """
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = 0
@@ -268,7 +268,7 @@ def pack_output(batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
 
 
 def _parts(batch: pa.RecordBatch, rows_max: int) -> Iterator[pa.RecordBatch]:
-    """Yield a batch in slices of about the size of a blob, or less."""
+    """Split a batch into slices of at most `rows_max` rows and about `BLOB_BYTES`."""
     rows_each = max(1, min(rows_max, int(batch.num_rows * BLOB_BYTES / max(batch.nbytes, 1))))
     return (batch.slice(start, rows_each) for start in range(0, batch.num_rows, rows_each))
 
@@ -278,14 +278,14 @@ def _output_frame(batches: list[pa.RecordBatch]) -> pd.DataFrame:
 
 
 def unpack_output(batches: Iterable[pa.RecordBatch], rows_each: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of packed output, at most `rows_each` in a batch."""
+    """Yield the rows of packed output in batches of at most `rows_each`."""
     for batch in batches:
         for blob in batch.column(0).drop_null():
             yield from ipc.open_stream(blob.as_buffer()).read_all().to_batches(max_chunksize=rows_each)
 
 
 def observed_columns(row: Column) -> list[Column]:
-    """Return the aggregates to observe, over a column that holds rows of measures, and nulls."""
+    """Return the aggregates to observe over a column of measures and nulls."""
     measures: dict[str, Any] = {name: row[place] for place, name in enumerate(MEASURES)}
     return [
         _aggregate(metric, measures).cast(field.dataType).alias(metric.name)
@@ -316,15 +316,15 @@ def _distinct(shard: Column) -> Column:
 
 
 def is_observed(values: Mapping[str, Any]) -> bool:
-    """Tell whether observed values are ours: a query may observe something else under such a name."""
+    """Return whether observed values are holdfast's: a query may use such a name for its own observation."""
     return all(metric.name in values for metric in METRICS)
 
 
 def of_each_shard_once(values: Mapping[str, Any]) -> dict[str, Any]:
     """Scale observed values as if each shard had been called once.
 
-    Spark evaluates a shard again for a second action, or after a lost executor, and observes both: so a total is a mean
-    of all.
+    Spark evaluates a shard again for a second action, or after a lost executor, and observes both calls. So each shard
+    counts with its mean.
     """
     shards, calls = values["shards"], values["calls"]
     if not calls or shards == calls:
@@ -339,7 +339,7 @@ def of_each_shard_once(values: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ObservedOutput(Output):
-    """An output with a row of measures for each call; `empty` is the row of output beside measures."""
+    """An output with a row of measures for each call; `empty` fills that row's output columns."""
 
     inner: Output
     observation: str
@@ -347,7 +347,7 @@ class ObservedOutput(Output):
 
     @classmethod
     def of(cls, inner: Output, observation: str) -> ObservedOutput:
-        """Return an output that is observed under a name."""
+        """Return an output whose measures are observed under a name."""
         types = arrow_schema(inner.sent_schema, "the output")
         columns = [pa.array([_zero(column.type)], column.type) for column in types]
         return cls(inner, observation, pa.RecordBatch.from_arrays(columns, schema=types))
@@ -378,7 +378,7 @@ def _beside_nothing(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _zero(kind: pa.DataType) -> Any:
-    """Return a value of a type that leaves a frame's column types unchanged."""
+    """Return a placeholder that leaves the types of a frame's columns unchanged."""
     if pa.types.is_boolean(kind):
         return False
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):

@@ -1,26 +1,21 @@
-"""How rows reach their shard: as blobs, Arrow data in one value of a Spark row, a few per shard and input partition.
+"""Carries rows to their shards in blobs: Arrow data in one value of a Spark row, a few per shard and input partition.
 
-Spark ships a state operator's rows one by one, but a shard wants columns. Python splits each Arrow batch by shard: one
-more Python stage, and no work per row. A `Combiner` reduces rows there whose keys repeat. Output has a seam of its own:
+Spark passes a stateful operator's rows one by one, but a shard needs columns. A Python stage before the shuffle splits
+each Arrow batch by shard, without work per row. There, a `Combiner` reduces rows whose keys repeat. For output, see
 `holdfast.spark_integration.transport.output`.
 
-Until November 2026 flat columns could travel as rows instead, with a route that Spark computed. Spark pins the route,
-the key of its state, but not the form of rows: such a query continues with blobs.
-
-If late rows are dropped, Spark tells which, between sending and receiving, by *marks*, small rows beside the blobs, of
-which it drops those that are late.
-
-::
+Spark identifies late rows through *marks*: small rows between the blobs, with the event times of the blobs' rows. It
+drops late marks between sending and receiving::
 
     sent   route  blob   event time                 watermark 1,000 ms
            7      ▒▒▒▒   `NEVER_LATE`               stays
            7      null   1,000,000 µs               dropped: the blob's rows up to 1,000 ms are late
-           7      null   1,001,000 µs               stays, the earliest mark that does
+           7      null   1,001,000 µs               stays: the earliest remaining mark
            7      null   1,004,000 µs               stays
 
-A watermark is a whole number of milliseconds, and a row is late up to and including it. So the rows of one millisecond,
-(0, 1,000] µs and so on, are late together or not at all, and one mark a millisecond is enough. Spark decides whether to
-compare with this or the previous micro-batch's watermark.
+A watermark is a whole number of milliseconds, and a row at the watermark is late. So the rows of one millisecond, such
+as (0, 1,000] µs, are all late or all on time, and one mark per millisecond suffices. Spark decides whether to compare
+with this or the previous micro-batch's watermark.
 """
 
 from __future__ import annotations
@@ -46,44 +41,44 @@ from holdfast.spark_integration.transport.routes import ROUTE, routes_of, shards
 
 HASH = "__holdfast_hash"
 EVENT_TIME = "__holdfast_event_time"
-#: Puts tables of rows together, in memory or in a file.
+#: Concatenates tables of rows, in memory or in a file.
 Gather = Callable[[Iterable[pa.Table]], pa.Table]
 #: The column that holds blobs.
 BLOB = "__holdfast_blob"
-#: Approximate maximum size.
+#: Approximate maximum size of a blob.
 BLOB_BYTES = 32 << 20
-#: Beyond this, padding takes more memory than what it keeps from being gathered: some 60 bytes a row in Spark's worker.
+#: Beyond this, padding with null rows, some 60 bytes each in Spark's worker, takes more memory than it saves.
 PADDED_ROWS_MAX = 1 << 19
 _Longs = npt.NDArray[np.int64]
-#: The event time of blobs, in microseconds since 1970. Not null, which would make pandas round marks.
+#: The event time of blobs, in microseconds since 1970; with null instead, pandas would round the marks.
 NEVER_LATE = int(np.iinfo(np.int64).max)
 NO_MARKS = np.empty(0, np.int64)
-#: Rows that wait to be sent take no more than this, whatever the number of shards: all may be of one, whose blob then
-#: has that size, and Arrow holds less than 2 GiB in a column of blobs.
+#: Limit on the rows that wait to be sent, whatever the number of shards: if all belong to one shard, its blob has this
+#: size, and a column of blobs in Arrow must stay below 2 GiB.
 WAITING_BYTES = 256 << 20
-#: Spark hands a task's rows to its worker in batches of so many rows, whatever their size, and fails where those of one
-#: have more than 1 GiB. So there are rows without a blob, as many as make a batch of so many bytes full.
+#: Spark passes a task's rows to its worker in batches of a fixed number of rows, and fails if a batch exceeds 1 GiB. So
+#: empty rows follow each blob, so many that a full batch has about this size.
 BATCH_BYTES = 512 << 20
 #: Fewer rows for a shard are not worth combining.
 _COMBINED_ROWS_MIN = 1024
-#: Of more rows, a sixteenth of the keys tells how many there are.
+#: The number of keys of more rows is estimated from a sixteenth of the keys.
 _JUDGED_WHOLE_MAX, _SAMPLED = 1 << 14, 16
 
 
 class Combiner(Protocol):
-    """Reduces the rows of a key before the shuffle; travels to the workers."""
+    """Reduces the rows of a key before the shuffle; sent to the workers."""
 
     def received(self, sent: pa.Schema) -> pa.Schema:
-        """Return the schema of the rows that a shard gets, given that of the rows before."""
+        """Return the schema of the rows that a shard receives, given the schema of the input rows."""
 
     def spread(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Return rows of one key each, with the key's hash, given rows that may have several."""
+        """Return a row for each key of each input row, with the key's hash."""
 
     def partial(self, rows: pa.Table) -> pa.Table:
-        """Return each row as the shard gets it."""
+        """Convert each input row to the form that the shard receives."""
 
     def combined(self, rows: pa.Table) -> pa.Table:
-        """Return one row for each key, as the shard gets it."""
+        """Return one row per key, in the form that the shard receives."""
 
 
 def quoted(name: str) -> Column:
@@ -92,7 +87,7 @@ def quoted(name: str) -> Column:
 
 
 class Received(NamedTuple):
-    """The rows of one shard and micro-batch. `late`: how many others were dropped as late."""
+    """The rows of a shard in a micro-batch, and the number of further rows that were dropped as late."""
 
     rows: pa.Table
     late: int
@@ -121,7 +116,7 @@ def moments_of(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray
 
 
 def write_blob(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> bytes:
-    """Return batches as one Arrow IPC stream."""
+    """Serialise batches as one Arrow IPC stream."""
     sink = pa.BufferOutputStream()
     with ipc.new_stream(sink, schema) as writer:
         for batch in batches:
@@ -136,7 +131,7 @@ def read_blob(blob: bytes | bytearray) -> pa.Table:
 
 
 def marks_of(batches: list[pa.RecordBatch], event_time: EventTime) -> _Longs:
-    """Return the event times of the marks for rows; a row without a time needs none, and is never late."""
+    """Return the event times of the marks for rows; a row without a time is never late and needs no mark."""
     columns = [moments_of(batch.column(event_time.column)).view(pa.int64()) for batch in batches]
     known = pa.concat_arrays(columns).drop_null().to_numpy()
     last_ms = pc.unique(pa.array(_last_ms(known))).to_numpy() + event_time.watermark.held_back_ms
@@ -151,9 +146,9 @@ def _last_ms(times_us: _Longs) -> _Longs:
 
 @dataclass(frozen=True)
 class PackedTransport:
-    """Rows as Arrow blobs, from batches of at most `rows_each` rows; None leaves their bytes unbounded.
+    """Rows as Arrow blobs, which Spark passes in batches of at most `rows_each` rows; None adds no empty rows.
 
-    `arrow_schema`: of the rows that a shard gets.
+    `arrow_schema` is the schema of the rows that a shard receives.
     """
 
     shards: int
@@ -165,10 +160,8 @@ class PackedTransport:
     def send(self, frame: DataFrame, hashed: Column, noted: Callable[[], AbstractContextManager[None]]) -> DataFrame:
         """Return the frame to group by `ROUTE`, whose last column is the `hashed` keys; runs on the driver.
 
-        `noted` surrounds what runs in a worker.
-
-        Expressions over keys come last: Spark repeats one for each column that is renamed after it, doubling
-        constraints.
+        `noted` wraps the code that runs in a worker. The keys' expression comes last: Spark repeats an expression for
+        each column renamed after it, which doubles the constraints of its optimiser.
         """
         sent = StructField(EVENT_TIME, LongType()) if self.event_time is None else self.event_time.sent
         schema = StructType([StructField(ROUTE, IntegerType()), StructField(BLOB, BinaryType()), sent])
@@ -180,7 +173,7 @@ class PackedTransport:
             with noted():
                 yield from pack_rows(named, routes, marked, rows_each, combiner)
 
-        # PySpark looks columns up by bare name, and parses dots and backticks in it as syntax.
+        # PySpark selects columns by bare name, and parses dots and backticks in a name as syntax.
         columns = [*map(quoted, frame.columns), hashed]
         plain = frame.select(*[column.alias(f"c{i}") for i, column in enumerate(columns)])
         return plain.mapInArrow(pack, schema)
@@ -213,7 +206,7 @@ class PackedTransport:
         return Received(rows, count)
 
     def _received(self, rows: pa.Table) -> pa.Table:
-        """Return the rows of a blob as the shard gets them."""
+        """Convert a blob's rows to the form that the shard receives."""
         if self.combiner is None or rows.schema.names == self.arrow_schema.names:
             return rows
         return self.combiner.partial(rows)
@@ -231,7 +224,7 @@ def pack_rows(
     rows_each: int | None = None,
     combiner: Combiner | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Split batches by shard, yielding (route, blob, event time); blobs have the marks of column `marked`."""
+    """Split batches by shard; yield rows of route, blob and event time, with marks if `marked` is not None."""
     padding_each = 0.0 if rows_each is None or rows_each >= PADDED_ROWS_MAX else rows_each / BATCH_BYTES
     waiting: list[list[pa.RecordBatch]] = [[] for _ in routes]
     waiting_bytes = 0
@@ -239,7 +232,7 @@ def pack_rows(
         if not batch.num_rows:
             continue
         shards = shards_of(batch.column(HASH).to_numpy().view(np.uint64), len(routes))
-        # A stable sort of 16-bit numbers is a radix sort; there are no more shards than these: `MOST_SHARDS`.
+        # A stable sort of 16-bit numbers is a radix sort; `MOST_SHARDS` fits into 16 bits.
         order = np.argsort(shards.astype(np.uint16), kind="stable")
         sorted_batch = batch.take(pa.array(order))
         bounds = np.searchsorted(shards[order], np.arange(len(routes) + 1))
@@ -269,7 +262,7 @@ def _smaller(batches: list[pa.RecordBatch], combiner: Combiner) -> list[pa.Recor
 
 
 def keys_repeat(batches: list[pa.RecordBatch]) -> bool:
-    """Tell whether there are at least twice as many rows as keys."""
+    """Return whether there are at least twice as many rows as keys."""
     if sum(map(len, batches)) < _COMBINED_ROWS_MIN:
         return False
     hashes = np.concatenate([batch.column(HASH).to_numpy() for batch in batches])
@@ -283,7 +276,7 @@ def keys_repeat(batches: list[pa.RecordBatch]) -> bool:
 def _packed(
     waiting: list[list[pa.RecordBatch]], routes: list[int], marked: EventTime | None, padding_each: float
 ) -> pa.RecordBatch:
-    """Return a blob for each shard, followed by `padding_each` empty rows per byte; and then all marks."""
+    """Return a blob for each shard, each followed by `padding_each` empty rows per byte, and then all marks."""
     held = [(route, batches) for route, batches in zip(routes, waiting, strict=True) if batches]
     blobs = [write_blob(batches[0].schema, batches) for _, batches in held]
     rows = np.array([1 + int(len(data) * padding_each) for data in blobs])

@@ -1,24 +1,22 @@
-"""Makes a Python stage of a micro-batch cheap: avoids two needless costs of PySpark's workers.
+"""Avoids two costs of PySpark's workers in each Python stage.
 
-**Garbage.** PySpark's daemon collects garbage after every task, over all objects of the process. With pandas, pyarrow
-and fsspec loaded these are about 110,000 objects, and a collection costs 30 to 55 ms of CPU. In a small micro-batch of
-three Python stages that is more than all other Python work (300 ms of CPU against 40). Modules are never garbage, so
-they are frozen; newer objects are collected as before. What is imported later is frozen by the next stage: a worker
-that has unpacked rows before it opens its first shard on S3 would go through the modules and models of that client, 23
-to 45 ms, after each task of its life.
+**Garbage.** PySpark's daemon runs a full garbage collection after every task. With pandas, pyarrow and fsspec loaded, a
+process has about 110,000 objects, and a collection costs 30 to 55 ms of CPU. In a small micro-batch of three Python
+stages that is more than all other Python work (300 ms of CPU against 40). Modules are never garbage, so they are
+frozen; newer objects are collected as before. The next stage freezes later imports: otherwise, a worker that unpacks
+rows before it opens its first shard on S3 would traverse that client's modules after each task, in 23 to 45 ms.
 
-In a loop over keys most objects either die by themselves or live as long as the slab of keys: its rows, its state, what
-it writes. To go through the latter again and again frees nothing and takes up to a sixth of the loop, so
-`rare_full_collections` does it less often. Young garbage is collected as always, and the daemon's collection of
-everything still follows each task.
+In a loop over keys, most objects are freed at once or live as long as the slab of keys, such as its rows and its state.
+Repeated traversals of the latter free nothing and take up to a sixth of the loop, so `rare_full_collections` makes them
+rarer. Young objects are collected as before, and the daemon's full collection still follows each task.
 
 **Waits.** Spark's JVM writes to a Python worker in several small pieces over a loopback TCP connection. Nagle's
 algorithm holds the second piece back until the first is acknowledged, and the worker's kernel delays that
-acknowledgement by 40 ms, since nothing goes the other way. So a worker asks for immediate acknowledgements before each
-read, since the kernel soon forgets. Spark's stateful operators read their first rows before they call any function of
-ours: there, `ImmediateAcks` asks when it is unpickled. In the other direction, the same delays the end of an answer of
-more than 130 KB, so a worker turns Nagle's algorithm off. With ``spark.python.unix.domain.socket.enabled`` (Spark 4.1)
-there is no TCP and nothing to do here.
+acknowledgement by 40 ms, because it has no data to send with it. So a worker requests immediate acknowledgements before
+each read; the kernel soon resets the option. Spark's stateful operators read their first rows before they call
+holdfast, so `ImmediateAcks` requests them when it is unpickled. In the other direction, Nagle's algorithm delays the
+end of an answer of more than 130 KB, so a worker turns it off. With ``spark.python.unix.domain.socket.enabled`` (Spark
+4.1) there is no TCP connection, and no such wait.
 
 Figures: docs/decisions/0017-shards-in-spark.md.
 """
@@ -37,14 +35,14 @@ from holdfast.spark_integration.executor.processes import kept_per_process
 
 _Item = TypeVar("_Item")
 _DESCRIPTORS = "/proc/self/fd"
-# How many collections of young objects precede one of older ones; Python's default is 10.
+# How many collections of young objects precede a collection of older objects; Python's default is 10.
 _YOUNG_COLLECTIONS = 100
-# Per process: for the libraries of its first stage, a shard's, a storage client's; and one spare.
+# Per process: for the imports of its first stage, of a shard and of a storage client, and one to spare.
 _FREEZES_MAX = 4
 
 
 def prepared(items: Iterable[_Item]) -> Iterator[_Item]:
-    """Yield what Spark sends to this worker; first freeze its modules, and acknowledge each read immediately."""
+    """Freeze this worker's modules, then yield the items that Spark sends; acknowledge each read immediately."""
     freeze_modules()
     acknowledge_at_once()
     for item in items:
@@ -61,10 +59,7 @@ class ImmediateAcks:
 
 
 def freeze_modules() -> None:
-    """Exclude loaded modules from later garbage collections; repeat, rarely, when more were loaded.
-
-    Frozen objects in cycles are never freed.
-    """
+    """Exclude loaded modules from later garbage collections; also modules loaded since, a few times per process."""
     loaded, frozen = len(sys.modules), _frozen_modules()
     if len(frozen) < _FREEZES_MAX and loaded > max(frozen, default=0):
         frozen.append(loaded)
@@ -75,13 +70,13 @@ def freeze_modules() -> None:
 
 @kept_per_process(1)
 def _frozen_modules() -> list[int]:
-    """Return how many modules there were at each freeze of this process."""
+    """Return the number of modules at each freeze in this process."""
     return []
 
 
 @contextmanager
 def rare_full_collections() -> Iterator[None]:
-    """Collect old objects less often; overlapping calls end in any order, and restore only their own changes."""
+    """Collect old objects less often inside the ``with`` block; overlapping blocks may end in any order."""
     before = gc.get_threshold()
     if before[1] >= _YOUNG_COLLECTIONS:
         yield
@@ -105,7 +100,7 @@ def acknowledge_at_once() -> None:
 
 @kept_per_process(1)
 def _tcp_descriptors() -> list[int]:
-    """Return this process's loopback TCP connections, set to send at once; empty except on Linux."""
+    """Return this process's loopback TCP connections, with Nagle's algorithm off; empty except on Linux."""
     if not (hasattr(socket, "TCP_QUICKACK") and os.path.isdir(_DESCRIPTORS)):
         return []
     found = []
@@ -120,13 +115,13 @@ def _tcp_descriptors() -> list[int]:
 
 
 def _socket_of(descriptor: int) -> socket.socket:
-    """Return a socket, to be closed, for a descriptor's connection; raises OSError if it has gone."""
+    """Return a new socket for a descriptor's connection; raises `OSError` if the connection is gone."""
     own = os.dup(descriptor)
     try:
         is_blocking = os.get_blocking(own)
         found = socket.socket(fileno=own)
     except OSError:
-        os.close(own)  # which Python leaves open
+        os.close(own)  # Python leaves it open
         raise
-    os.set_blocking(own, is_blocking)  # the user's default timeout has changed the connection itself
+    os.set_blocking(own, is_blocking)  # with a default timeout, the constructor has changed the shared connection
     return found

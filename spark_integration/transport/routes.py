@@ -5,8 +5,8 @@ A shard is a contiguous range of the 64-bit key hash, so changing the number of 
 
 Spark sends a row to the partition ``pmod(murmur3(route, seed 42), N)``. On one 4-byte block murmur3 is a bijection:
 each 32-bit number is the hash of exactly one int. **The route of shard i is the int whose hash is i**, so shard i runs
-in partition ``i mod N`` whatever N is: one shard per partition, or the same number in each. Routes are keys of Spark's
-state and depend on nothing: no session, no number of partitions, no number of shards.
+in partition ``i mod N`` for any N, which spreads shards evenly. Routes are keys of Spark's state, so they are constants
+and depend neither on the session nor on the number of partitions or shards.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from holdfast.backends.arrow.rows import HashArray
 from holdfast.errors import SchemaMismatchError
 
-if TYPE_CHECKING:  # look-ups come without Spark
+if TYPE_CHECKING:  # look-ups run without Spark
     from pyspark.sql import Column
 
 #: The column of routes, by which Spark groups.
@@ -64,12 +64,12 @@ def routes_of(shards: int) -> list[int]:
 
 
 def shard_of_route(route: int, shards: int) -> int:
-    """Return the shard that a key of Spark's state denotes. Raises `SchemaMismatchError`."""
+    """Return the shard with this route. Raises `SchemaMismatchError`."""
     shard = hash_of_route(route)
     if shard >= shards:
         raise SchemaMismatchError(
-            "Spark calls a shard that the operator does not have: set spark.holdfast.shards to the number that the "
-            "query began with, and check that the checkpoint location is this query's",
+            "Spark calls a shard that the operator does not have: set spark.holdfast.shards to the number with which "
+            "the query started, and check that the checkpoint location is this query's",
             route=route,
             shards=shards,
         )
@@ -77,7 +77,6 @@ def shard_of_route(route: int, shards: int) -> int:
 
 
 def shards_of(hashes: HashArray, shards: int) -> npt.NDArray[np.intp]:
-    """Return the shard of each hash."""
     high = hashes >> np.uint64(32)
     return ((high * np.uint64(shards)) >> np.uint64(32)).astype(np.intp)
 
@@ -93,7 +92,7 @@ def shard_column(hash_column: Column, shards: int) -> Column:
 def route_column(hash_column: Column, shards: int) -> Column:
     """Return the route of each row's shard as a Spark expression, nullable as in packed rows.
 
-    Spark 4.0 and 4.1 refuse to continue with a state whose key was declared otherwise.
+    Spark 4.0 and 4.1 refuse a restart if the nullability of the state's key has changed.
     """
     from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
