@@ -8,20 +8,20 @@
             state-server.sock                       its socket
             memory-held/                            contents of memory/, see holdfast.backends.run_files.memory
             memory/                                 backends with state in RAM: removed with the executor
-            going/                                  shards no longer in use, being removed
+            going/                                  shards being removed
             disk/                                   all other backends: kept for the next executor
                 <query id>/<operator's directory>/
-                    runs/<run id>                   which operator definition runs under this name
+                    runs/<run id>                   the operator definition that has this name in the run
                     shard-0003-1f0c77ab/            see holdfast.backends.run_files.backend
-                        durable                     its versions can be restored: it may be removed
+                        durable                     marks a shard that may be removed, as it can be restored
         executor-<pid>-<start>.<id>/                a process's working files, see `process_directory`
     <temporary directory>/holdfast-<user id>/
-        logs/state-server-executor-….<digest>.log   kept a week
+        logs/state-server-executor-….<digest>.log   kept for a week
         <digest of its path>.sock                   the socket, if its own path is too long
 
-The root is ``spark.holdfast.local.dir`` if it is set; else ``/dev/shm`` for a backend that keeps state in RAM, if that
-is large enough, and on disk the first of Spark's local directories, outside of what Spark deletes when the executor
-ends.
+The root is ``spark.holdfast.local.dir`` if that is set. Otherwise it is ``/dev/shm``, if large enough, for a backend
+with state in RAM, and the first of Spark's local directories for others, outside the part that Spark deletes when the
+executor ends.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def choose_root(local_dir: str | None, *, in_memory: bool) -> Path:
     if not in_memory:
         return disk
     for root in (SHARED_MEMORY, disk):
-        # If the user's directory belongs to a different user, creating the directory raises a clear error.
+        # If a different user owns the directory, creating it later raises a clear error.
         with suppress(PermissionError):
             if (root / user_name() / _executor_name() / IN_MEMORY).is_dir():
                 return root
@@ -102,8 +102,7 @@ def temporary_directory() -> Path:
         return Path(tempfile.gettempdir())
     except OSError as exc:
         raise UnavailableError(
-            "no temporary directory is writable, and local state, or a server's log, needs one: set TMPDIR "
-            f"({exc.strerror})"
+            f"no temporary directory is writable for local state or the server's log: set TMPDIR ({exc.strerror})"
         ) from exc
 
 
@@ -121,14 +120,14 @@ def private_directory(path: Path) -> Path:
         found = path.lstat()
     except OSError as exc:
         raise UnavailableError(
-            f"local state cannot be kept under {path} ({exc.strerror}): make {path.parent} writable, or name "
-            f"another directory in {NAMED_IN}",
+            f"cannot keep local state under {path} ({exc.strerror}): make {path.parent} writable, or set "
+            f"a different directory in {NAMED_IN}",
             path=str(path),
         ) from exc
     private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
     if not private:
         raise InvalidArgumentError(
-            f"{path} is not a private directory of this user: remove it, or name another directory in {NAMED_IN}",
+            f"{path} is not a private directory of this user: remove it, or set a different directory in {NAMED_IN}",
             owner=found.st_uid,
             mode=oct(found.st_mode & 0o777),
         )
@@ -165,7 +164,7 @@ def _executor_name(executor: ProcessId | None = None) -> str:
 
 
 def shards_directory(executor_directory: Path, *, in_memory: bool) -> Path:
-    """Return an executor's directory for shards in RAM or on disk."""
+    """Return the directory of an executor's shards in RAM or on disk."""
     return private_directory(executor_directory / (IN_MEMORY if in_memory else ON_DISK))
 
 
@@ -244,5 +243,5 @@ def is_found(executor_directory: Path, socket: Path, lock: int) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
-        return True  # a damaged disk hides them; if the server ended, workers would start a new server
+        return True  # a damaged disk hides them; after an end, workers would only start a new server
     return os.path.samestat(os.fstat(lock), there)

@@ -16,7 +16,7 @@ from typing import ParamSpec, TypeVar
 import psutil
 import xxhash
 
-#: How many storages a process keeps open, each with idle connections; a larger number is reopened per micro-batch.
+#: How many storages a process keeps open, each with idle connections; further storages are reopened per micro-batch.
 STORAGES = 64
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -30,7 +30,7 @@ _BOOTS = 10**6
 def kept_per_process(
     results: int | None = None,
 ) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-    """Return a decorator that caches up to `results` results by hashable arguments; a forked process starts empty."""
+    """Return a decorator that caches up to `results` results by hashable arguments; a fork starts with no results."""
 
     def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
         @lru_cache(maxsize=results)
@@ -51,7 +51,7 @@ class ProcessId:
     """A process, identified by its id and start time, because the system reuses ids."""
 
     pid: int
-    #: Start time; on Linux in clock ticks since boot, which clock changes do not affect, followed by six digits that
+    #: Start time; on Linux, clock ticks since boot, which changes of the clock do not affect, and six digits that
     #: identify the boot
     started: int
 
@@ -129,7 +129,7 @@ def _boot(file: Path) -> str:
 
 @kept_per_process(1)
 def executor_process() -> ProcessId:
-    """Return the executor of this process: the parent of PySpark's daemon, or else the parent process."""
+    """Return the executor of this process: the parent of PySpark's daemon or, without a daemon, of this process."""
     process = psutil.Process().parent()
     while process is not None and any(name in process.cmdline() for name in _PYTHON_DAEMONS):
         process = process.parent()
@@ -138,7 +138,7 @@ def executor_process() -> ProcessId:
 
 @kept_per_process(1)
 def machine() -> str:
-    """Return a string that is equal for processes that can see each other; it differs by container and machine."""
+    """Return a string that is equal for processes that can see each other, and differs by container and machine."""
     host, boot = socket.gethostname(), _boot(_BOOT)
     try:
         return f"{host} {boot} {os.readlink('/proc/self/ns/pid')}" if boot else host
@@ -152,7 +152,7 @@ def place_of(process: ProcessId) -> str:
 
 
 def lives(place: str, within_seconds: float = ENDS_WITHIN_SECONDS) -> bool | None:
-    """Return whether the process of `place_of` is running, after a wait for its end; None if it is not visible."""
+    """Wait for the end of the process of `place_of`; return whether it is running, or None if it is not visible."""
     process = ProcessId.parse(place.partition(".")[2])
     if process is None or place != place_of(process):
         return None

@@ -7,8 +7,8 @@
             disk/<query id>/<operator>/
                 shard-0003-…/           ── verified, then one rename ──▶ below the executor that needs it
             found-dead                  time of discovery: a day later everything is removed
-        executor-<pid>-<start>.<id>/    of a process that looks keys up, reads state, or makes or restores a savepoint
-            work/                       a shard or a snapshot, while it is in use
+        executor-<pid>-<start>.<id>/    of a process that reads state, or creates or restores a savepoint
+            work/                       a shard or a snapshot in use
 
 To take over a shard, a process holds a lock on the shard and a shared lock on the dead executor's directory. The
 executor's own state server, and a process that removes the directory, lock the directory exclusively.
@@ -46,7 +46,7 @@ from holdfast.spark_integration.executor.local_dirs import (
 KEPT_MS = 24 * 60 * 60_000
 # A state server ends within 20 s of its executor.
 WAIT_MS = 25_000
-#: How often a process that creates many working directories looks for dead executors.
+#: How often, at most, a process with many working directories looks for dead executors.
 LOOK_EVERY_MS = 60_000
 _FOUND_DEAD = "found-dead"
 _TAKING_OVER = "taking-over"
@@ -93,7 +93,7 @@ def _newest_version(path: Path, open_backend: Callable[[Path], Backend]) -> Poin
         with open_backend(private_directory(path)) as backend:
             return max(backend.versions(), default=None)
     except HoldfastError as exc:
-        _log.warning("%s cannot be taken over: %s", path, exc)
+        _log.warning("cannot take over %s: %s", path, exc)
         return None
 
 
@@ -105,7 +105,7 @@ def _take_over(newest: Pointer, path: Path, directory: Path, open_backend: Calla
         os.rename(path, directory)
         (directory / _TAKING_OVER).unlink(missing_ok=True)
     except (HoldfastError, OSError) as exc:
-        _log.warning("%s cannot be taken over: %s", path, exc)
+        _log.warning("cannot take over %s: %s", path, exc)
         return False
     _log.info("took over %s, newest version %s, %d damaged files", path, newest, len(damaged))
     return True
@@ -118,7 +118,7 @@ def remove_dead_executors(root: Path, now_ms: int) -> None:
             with _executor_lock(path) as is_mine:
                 size = _remove_what_ended(path, now_ms) if is_mine else 0
         except (HoldfastError, OSError) as exc:  # a damaged disk must not stop other removals or a server
-            _log.warning("a dead executor's files in %s cannot be removed: %s", path, exc)
+            _log.warning("cannot remove a dead executor's files in %s: %s", path, exc)
             continue
         if size:
             _log.warning("removed %d bytes that a dead executor left in %s", size, path)
@@ -202,7 +202,7 @@ def _is_dead(path: Path) -> bool:
     try:
         private_directory(path)
     except (InvalidArgumentError, UnavailableError) as exc:
-        _log.warning("left alone: %s", exc)
+        _log.warning("skipping a dead executor's directory: %s", exc)
         return False
     return True
 
@@ -223,17 +223,17 @@ def _executor_lock(path: Path, *, shared: bool = False, wait_ms: int = 0) -> Ite
 
 @contextmanager
 def _shard_lock(path: Path) -> Iterator[bool]:
-    """Lock a file in a shard's directory, as its backend locks the directory; yield False if it was taken over."""
+    """Lock a file in a shard's directory, because backends lock the directory; yield False if it was taken over."""
     note = path / _TAKING_OVER
     try:
         descriptor = os.open(note, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as exc:
-        _log.warning("%s cannot be taken over: %s", path, exc)
+        _log.warning("cannot take over %s: %s", path, exc)
         yield False
         return
     try:
         has_lock = _wait_for(lambda: try_lock(descriptor) or None, WAIT_MS)
-        # A worker that takes over the shard renames the directory with the lock file, so the path may be free.
+        # A worker that takes over the shard renames the directory and with it the lock file, so the path may be free.
         yield bool(has_lock) and note.exists() and os.path.samestat(os.fstat(descriptor), note.stat())
     finally:
         os.close(descriptor)

@@ -36,11 +36,9 @@ class NewsParam(AccumulatorParam[News]):
     """Merges the tasks' news."""
 
     def zero(self, value: News) -> News:
-        """Return the empty set."""
         return frozenset()
 
     def addInPlace(self, value1: News, value2: News) -> News:
-        """Return the union."""
         return value1 | value2
 
 

@@ -36,11 +36,11 @@ class BatchTimes:
     processing_ms: int  #: When the micro-batch was planned
     watermark_ms: int | None  #: Event-time watermark; None if the input has none
     earliest_timer_ms: int | None  #: No timer of the shard is due earlier; None if the shard has no timer
-    #: `processing_ms` of the shard's previous call; None in the first. May be later if a clock was set back.
+    #: `processing_ms` of the shard's previous call; None in the first call. May be later if a clock was set back.
     previous_ms: int | None
 
     def by_event_time(self) -> BatchTimes:
-        """Return the times with the watermark as clock; nothing remains that was due before the earliest timer."""
+        """Return the times by event time: now is the watermark, and the previous call was before the earliest timer."""
         earliest_ms = self.earliest_timer_ms
         return replace(
             self, processing_ms=self.watermark_ms or 0, previous_ms=None if earliest_ms is None else earliest_ms - 1

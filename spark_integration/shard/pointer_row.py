@@ -1,8 +1,8 @@
-"""The row with a shard's pointer, which Spark stores for each shard in the state of its own operator.
+"""The row with a shard's pointer, which Spark stores in the state of its own operator.
 
 The row has the shard's query, its number, the number of shards and the directory. So a later call uses these values or
-fails, even if a session, a task's properties or a definition has changed. The row also has the state directory, through
-which the state is found from the checkpoint location; the query itself uses its settings, as the directory may move.
+fails, even if a session, a task's properties or a definition has changed. The row also has the state directory, so that
+tools find the state from the checkpoint location; the query itself uses its settings, as the directory may move.
 
 Commits that are too small for a separate object are stored in the row; see `holdfast.snapshotter.commits`. A row
 without a pointer means that the shard was called but has no state yet.
@@ -28,18 +28,18 @@ from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 OPERATOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 ROW_FORMAT = 1
-#: The single column. For each column, Spark generates code in every task and binds it several times per micro-batch.
+#: The only column, because Spark generates code for each column in every task, and binds it several times.
 POINTER_COLUMN = "holdfast_pointer"
 POINTER_STATE = f"{POINTER_COLUMN} binary"
 #: Spark's names for the operators that store pointers.
 GROUP_STATE, STATE_VARIABLES = "applyInPandasWithState", "transformWithStateInPandasExec"
-#: The value state in which the second operator stores them.
+#: The value state in which `STATE_VARIABLES` stores pointers.
 POINTER_VARIABLE = "holdfast_pointer"
 _Ms = Annotated[int, range(-(1 << 63), 1 << 63)]
 
 
 def directory_of_query(operator: str, query_id: str) -> str:
-    """Return the operator's directory that only this query uses."""
+    """Return the name of the operator's directory that only this query uses."""
     return f"{operator}@{query_id}"
 
 
@@ -53,7 +53,7 @@ def operator_of(directory: str) -> str | None:
 
 @dataclass(frozen=True)
 class _Line(Stored):
-    """The row's line of JSON; see `PointerRow`."""
+    """The row's line of JSON, with the fields of `PointerRow`."""
 
     format: int
     query: Annotated[str, QUERY_ID]
@@ -87,8 +87,6 @@ class _Line(Stored):
 
 
 class PointerRow(NamedTuple):
-    """The row of one shard."""
-
     query: str  #: The query's id, as known at the shard's first call; see `holdfast.spark_integration.shard.task`
     directory: str | None  #: The operator's directory below the state directory; None without a state directory
     #: The shard's number, and the number of shards
@@ -137,7 +135,7 @@ class PointerRow(NamedTuple):
             )
         if self.shards != shards:
             # Without a state directory, a rescale has no input.
-            rescaled = "" if self.directory is None else ", or rescale the query (holdfast rescale)"
+            rescaled = "" if self.directory is None else ", or rescale the query with `holdfast rescale`"
             raise SchemaMismatchError(
                 "the state was written with a different number of shards: set spark.holdfast.shards to "
                 f"{self.shards}{rescaled}",
@@ -147,7 +145,8 @@ class PointerRow(NamedTuple):
             )
         if self.shard != shard:
             raise SchemaMismatchError(
-                "Spark's state has a different shard's pointer: check that the checkpoint location is this query's",
+                "the pointer in Spark's state is of a different shard: check that the checkpoint location is this "
+                "query's",
                 operator=operator,
                 stored=self.shard,
                 asked=shard,
@@ -173,7 +172,7 @@ class PointerRow(NamedTuple):
 
     @property
     def carried_commits(self) -> Mapping[Pointer, bytes]:
-        """The commit, if any, that the row carries, by its pointer."""
+        """The commit that the row carries, if any, by its pointer."""
         return {} if self.carried is None or self.pointer is None else {self.pointer: self.carried}
 
 
@@ -194,7 +193,7 @@ def require_state_of(rows: Iterable[PointerRow], record: OperatorRecord, state_d
 
 
 def _parsed(row: tuple[Any, ...]) -> tuple[dict[str, Any], bytes | None]:
-    """Return a row's fields, and the commit it carries or None."""
+    """Return a row's fields, and the commit that it carries or None."""
     fields: Any = None
     has_carried, carried = b"", b""
     if len(row) == 1 and isinstance(row[0], (bytes, bytearray)):

@@ -2,12 +2,12 @@
 
 Spark sets the first three as local properties, but only in its own thread. An action in a user's thread inside
 ``foreachBatch``, or over Spark Connect, has none of them, and ``setJobGroup`` overwrites the run id. A task finds them
-in:
+as follows:
 
 ==============  =========================  ====================================================================
                 in Spark's own thread      elsewhere
 ==============  =========================  ====================================================================
-query           ``sql.streaming.queryId``  the shard's pointer; without a pointer, the run stands in
+query           ``sql.streaming.queryId``  the shard's pointer; without a pointer, the run's id is used
 run             the session that Spark clones for each start of a query: Spark adds its id to the tags of SQL jobs,
                 also in threads and over Connect
 micro-batch     ``streaming.sql.batchId``  unknown; the next version follows the pointer's
@@ -16,9 +16,9 @@ its time        Spark's processing time, which is part of the plan: equal in all
 
 A job outside SQL (``rows.rdd`` in a thread), or in a different session, has neither. The id of the operator's
 definition, which is part of the plan, then replaces the run's id and, with the micro-batch's time, the query's id. Such
-a task makes no claim and begins no shard that other tasks may begin, too.
+a task makes no claim, and starts no shard that other tasks may start, too.
 
-Each process opens a storage, and the threads for its requests, only once.
+Each process opens a storage, and the thread pool for its requests, only once.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class StreamingTask:
         partitions = state_partitions(property_of, in_sparks_thread=query_id is not None)
         run_id = _run_id(property_of) if query_id or partitions else None
         return cls(
-            # A DataFrame may be started as two queries, which then share the definition.
+            # A DataFrame may be started as two queries, which share the definition.
             query_id=pinned_query_id or query_id or run_id or f"{definition_id}-{batch_ms}",
             run_id=run_id or definition_id,
             is_run_known=run_id is not None,
@@ -90,7 +90,7 @@ def current_batch_id() -> int | None:
 
 @contextmanager
 def noted(operator: str, place: str) -> Iterator[None]:
-    """Note on an error where it was raised, in the form that `holdfast.explain` parses."""
+    """Add a note to errors with the operator, the place and the micro-batch; `holdfast.explain` parses it."""
     try:
         yield
     except Exception as exc:
@@ -111,7 +111,7 @@ def _number(text: str) -> int | None:
 
 
 def storage_options(settings: Settings) -> dict[str, str]:
-    """Return the task's ``spark.holdfast.storage.*``, and secrets by their usual names, as Spark Connect hides them."""
+    """Return the task's ``spark.holdfast.storage.*`` settings, and known secrets, which Spark Connect hides."""
     return session_values(STORAGE_PREFIX, {*settings.storage_names, *CREDENTIALS})
 
 

@@ -19,7 +19,7 @@ TimeMode = Literal["None", "ProcessingTime", "EventTime"]
 #: The table of timers, which is not user state.
 TIMERS_TABLE = "timers"
 
-#: The timeout with which Spark calls a shard for its timers, by time mode.
+#: The timeout for a shard's timers, by time mode.
 TIMEOUT_CONF: Mapping[str, TimeoutConf] = {
     "None": "NoTimeout",
     "ProcessingTime": "ProcessingTimeTimeout",

@@ -1,9 +1,9 @@
-"""Announces a shard's commits to the executor's state server, waits for an overdue snapshot, reports failed calls.
+"""Announces commits to the executor's state server, waits for overdue snapshots, and reports failed calls.
 
 The server replies immediately, then drops old versions, merges runs and writes snapshots. A micro-batch waits for the
 server only if the chain of commits is too long, until a snapshot shortens the chain.
 
-A failed call is reported in the state directory, for observers outside the query. A successful call makes no request.
+A failed call is reported in the state directory, for observers outside the query. A successful call reports nothing.
 Spark may retry a failed call: the report expires once the micro-batch is committed.
 """
 
@@ -66,7 +66,7 @@ def announce(
     committed: Pointer,
     measured: MeasuredBatch | None = None,
 ) -> SnapshotNews | None:
-    """Announce a commit to the state server, or start a server if none replies; return the reply, or None."""
+    """Announce a commit to the state server and return its reply; if none replies, start a server and return None."""
     client = client_of(opened.executor_directory)
     message = announcement(operator, opened, accepted, committed, measured)
     if client.has_just_timed_out:
@@ -101,8 +101,8 @@ def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: 
     except HoldfastError as exc:
         if opened.policy.is_full(lineage):
             raise UnavailableError(
-                f"no snapshot can be written, and {len(lineage.commits)} commits have been made since the last one: "
-                f"free space in spark.holdfast.state.dir or speed it up, then restart the query ({exc.message})",
+                f"no snapshot can be written, and the last is {len(lineage.commits)} commits old: free space in "
+                f"spark.holdfast.state.dir or make its storage faster, then restart the query ({exc.message})",
                 shard=opened.prefix,
             ) from exc
         _log.warning("%s continues without a snapshot: %s", opened.prefix, exc)
@@ -117,7 +117,7 @@ def reported(
     try:
         yield
     except Exception as exc:
-        # A replaced run is not a failure, and unreachable storage cannot store a report.
+        # The end of a replaced run is not a failure, and unreachable storage cannot store a report.
         is_none = isinstance(exc, ConflictError) or (isinstance(exc, HoldfastError) and exc.retryable)
         if log is not None and batch_id is not None and not is_none:
             _report(log, batch_id, exc, now_ms())

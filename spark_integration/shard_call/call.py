@@ -1,4 +1,4 @@
-"""One call per shard and micro-batch: begins at the pointer, runs the operator, commits, returns the new pointer.
+"""Calls a shard, once per micro-batch: begins at the pointer, runs the operator, commits, returns the new pointer.
 
 ::
 
@@ -100,7 +100,7 @@ class ShardGroup(Protocol):
 
 @dataclass(frozen=True)
 class ShardStep(ImmediateAcks):
-    """The definition of a step that its shards need; sent to the workers."""
+    """The part of a step's definition that its shards need; sent to the workers."""
 
     operator: Operator
     transport: PackedTransport
@@ -251,7 +251,7 @@ def require_number_of_shards(operator: Operator, streaming: StreamingTask) -> No
     settings, pinned = operator.settings, streaming.partitions
     if settings.shards is None and settings.state_dir is None and pinned not in (None, operator.shards):
         raise SchemaMismatchError(
-            "the query began with a different number of shuffle partitions, which is its number of shards: set "
+            "the query started with a different number of shuffle partitions, which is its number of shards: set "
             f"spark.holdfast.shards to {pinned}, or set spark.holdfast.state.dir, where the number is stored",
             operator=operator.name,
             began_with=pinned,

@@ -3,23 +3,21 @@
 The processes of an executor share the state of their run's claim in a file (`ClaimNote`); for claims see
 `holdfast.snapshotter.ownership.claims`.
 
-A shard without a pointer chooses the operator's directory. Afterwards the shard's pointer names the directory,
-whatever else changes. So two shards of a query may safely choose different directories: each pointer names its own.
+A shard without a pointer chooses the operator's directory. From then on, the shard's pointer names the directory. So
+two shards of a query may safely choose different directories.
 
 ::
 
     spark.holdfast.state.dir
         totals/                 the first query with an operator of this name
-        totals@<query id>/      every other query with such an operator: a DataFrame started twice, a query whose
-                                checkpoint location was deleted
+        totals@<query id>/      another query with an operator of this name: a DataFrame started twice, or a query
+                                whose checkpoint location was deleted
 
-Before a shard continues from local copies, the state directory must hold its history:
-
-::
+Before a shard continues from local copies, the state directory must hold its history::
 
     pointer ──▶ commit, carried ──▶ commits/41 ──▶ … ──▶ snapshots/30
                 │                   └─ in the state directory: if all is missing, only this executor has the state
-                └─ in Spark's state: a new shard has nothing else
+                └─ in Spark's state: all that a new shard has
 """
 
 from __future__ import annotations
@@ -81,7 +79,7 @@ _Result = TypeVar("_Result")
 
 
 class ClaimNote:
-    """A file with a run's tenure in an operator's directory, shared by processes; modified at each renewal."""
+    """A file with a run's tenure in an operator's directory, for the processes of an executor."""
 
     def __init__(self, operator_directory: Path, run_id: str) -> None:
         self._path = operator_directory / RUNS / f"{run_id}{CLAIM_SUFFIX}"
@@ -96,7 +94,7 @@ class ClaimNote:
 
     @contextmanager
     def locked(self, *, wait: bool) -> Iterator[bool]:
-        """Lock out other processes of this executor; unless `wait`, yield False if the lock is taken."""
+        """Exclude other processes of this executor; unless `wait`, yield False if one of them has the lock."""
         folder = private_directory(self._path.parent)
         with local_files.writing(self._path):
             descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
@@ -119,7 +117,7 @@ class ClaimNote:
             whole.replace(self._path)
 
 
-@lru_cache(maxsize=16)  # each call of a shard reads it
+@lru_cache(maxsize=16)  # each call of a shard reads the note
 def _parsed(data: bytes) -> Tenure:
     noted = json.loads(data)
     return Tenure(**noted | {"claim": Claim.read(noted["claim"], "a run's note")})
@@ -154,7 +152,7 @@ def keep_claim(
 ) -> Tenure:
     """Claim the operator's directory once per run, after a test of the storage; renew the claim when due.
 
-    Executors claim, because only executors are sure to have the storage's credentials and network.
+    Executors make the claim, because only they are sure to have the storage's credentials and network.
     """
     claims = Claims(storage, claimant(record, batch_id, settings), lives)
     note = ClaimNote(operator_directory, record.run_id)
@@ -207,7 +205,7 @@ def tables_once(storage: ObjectStorage, record: OperatorRecord, function: ShardF
 
 
 def origin_once(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
-    """Return the origin of a restored or cloned query, else None; looked up once per process."""
+    """Return the origin of a restored or cloned query, or None; looked up once per process."""
     return _once("origin", (storage.url, query_id), lambda: find_origin(storage, query_id))
 
 
@@ -219,7 +217,7 @@ def require_clone_once(storage: ObjectStorage, query_id: str, state_id: str, dir
         if origin is not None and state_id in (origin.state_id, *origin.directories.values()):
             return
         stored = find_operator(storage, directory)
-        # State begun by a task that did not know its query has the id of that run, or an id that starts with it.
+        # If a task that did not know its query created the state, the state's id is that run's id or starts with it.
         if stored is None or stored.query_id != state_id or not state_id.startswith(stored.run_id):
             raise ConflictError(
                 "this query's pointers name the state of a different query, and it was not cloned into this directory: "
@@ -238,7 +236,7 @@ def declare_once(storage: ObjectStorage, record: OperatorRecord, planned: Stored
 
     def declare() -> None:
         stored = declare_operator(storage, record)
-        if stored.run_id != record.run_id:  # else this run wrote the record, which has the tables
+        if stored.run_id != record.run_id:  # a record of this run already has the tables
             declare_tables(storage, stored, planned)
 
     _once("declared", _run_of(storage, record), declare)
@@ -258,9 +256,8 @@ def require_stored_once(
     def warn() -> None:
         _log.warning(
             "the state directory %s lacks the operator %r, to which the query's pointers refer: it was emptied, or is "
-            "a different directory. No state is lost, because the pointers carry all of it: if this is intended, the "
-            "query will fill this directory; if not, stop the query and set spark.holdfast.state.dir to "
-            "%s",
+            "a different directory. No state is lost, because the pointers carry all of it. If this is intended, let "
+            "the query fill this directory; if not, stop the query and set spark.holdfast.state.dir to %s",
             *(log.storage.url, record.operator, last_directory or "its previous directory"),
         )
 
@@ -275,7 +272,7 @@ def _require_versions(log: ObjectCommitLog, pointer: Pointer, newest: ChainEntry
     except NotFoundError:
         stored = list_shard(log.objects).versions
         if stored and stored[-1].version >= newest.version:
-            return  # if only a part is missing, restoring works around it, or reports what is missing
+            return  # restoring copes with missing parts or reports them
     raise StateLostError(
         "the state directory has only older versions than the query's pointer: it was restored from an older "
         f"backup, or is a different directory. {_BRING_IT_BACK}"
@@ -304,32 +301,32 @@ def claimant(record: OperatorRecord, batch_id: int | None, settings: Settings) -
 
 
 def require_one_definition(operator_directory: Path, run_id: str, definition_id: str) -> None:
-    """Reject a second operator with the same name in a run. Raises `ConflictError`, `UnavailableError`."""
+    """Reject a second operator of the same name in a run. Raises `ConflictError`, `UnavailableError`."""
     note = private_directory(operator_directory / RUNS) / run_id
     with local_files.writing(note):
         if not note.exists():
             with NamedTemporaryFile("w", dir=note.parent) as written, suppress(FileExistsError):
                 written.write(definition_id)
                 written.flush()
-                os.link(written.name, note)  # so that no process reads an empty note
+                os.link(written.name, note)  # atomically, so that no process reads an empty note
         running = note.read_text()
     if running != definition_id:
         raise same_name(operator_directory.name)
 
 
 def require_restored(origin: QueryOrigin, operator: str, allowed: Collection[str]) -> None:
-    """Check that an operator without state may begin empty in a restored query."""
+    """Check that an operator without state may start empty in a restored query."""
     if operator in origin.operators or operator in origin.empty or origin.unnamed:
         return
     restored = ", ".join(sorted(origin.operators)) or "none"
     if operator not in allowed:
         raise SchemaMismatchError(
             "this query was restored without state for this operator: give it the name of the restored operator that "
-            "it continues. To begin without state, set spark.holdfast.restore.allowNew to the operator's name",
+            "it continues. To start without state, set spark.holdfast.restore.allowNew to the operator's name",
             operator=operator,
             restored=restored,
         )
-    _log.warning("%r begins without state in a query that was restored with the operators %s", operator, restored)
+    _log.warning("%r starts without state in a query that was restored with the operators %s", operator, restored)
 
 
 def begin_directory(
@@ -337,7 +334,7 @@ def begin_directory(
 ) -> tuple[str, _Result]:
     """Choose and claim the directory of a shard without a pointer; return it and the result of `claim`.
 
-    Unless `is_run_known`, the shard must not begin in the shared directory.
+    Unless `is_run_known`, the shard must not use the shared directory.
     """
     own = directory_of_query(operator, query_id)
     stored = find_operator(storage, operator)
@@ -346,8 +343,8 @@ def begin_directory(
         try:
             return operator, claim(operator)
         except ConflictError as exc:
-            # A different directory avoids only a conflict with a different query. A copy of this query, a newer run and
-            # another of its operators would conflict in the new directory, too.
+            # The query's own directory avoids only conflicts with other queries, not with a copy of this query, a newer
+            # run, or a second operator of the same name.
             if exc.facts.get("owner") in (None, query_id):
                 raise
             _log.warning("%s", exc)

@@ -48,7 +48,7 @@ class ShardStore:
         return None if self.record is None else self.record.operator
 
     def begin(self, pointer: Pointer | None, version: int | None) -> Transaction:
-        """Begin a transaction at the accepted pointer that commits `version`, by default the next; prune older ones."""
+        """Begin a transaction at the accepted pointer that commits `version` or the next; prune older versions."""
         transaction = self.store.begin(pointer, version)
         try:
             # Initial state belongs to this micro-batch, which a second attempt may run concurrently.
@@ -73,7 +73,7 @@ class ShardStore:
             raise StateLostError(
                 "Spark's state has no pointer to this shard, which has state from earlier micro-batches: start the "
                 "query from its own, complete checkpoint location. Only if it was rewound to before the shard's first "
-                "micro-batch, or repeated a failed micro-batch with different input: delete the shard's files in the "
+                "micro-batch, or repeats a failed micro-batch with different input: delete the shard's files in the "
                 "state directory and on the executors",
                 shard=self.prefix,
                 on_executors=self.shard.directory,
@@ -99,7 +99,7 @@ class ShardStore:
 def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembered: PointerRow | None) -> ShardStore:
     """Open the store of one shard in the running task. Raises `InvalidArgumentError`, `HoldfastError`."""
     settings = operator.settings
-    if settings.state_dir is None and remembered is not None and remembered.directory:  # else the state would seem lost
+    if settings.state_dir is None and remembered is not None and remembered.directory:
         raise InvalidArgumentError(
             "the query has durable state, but no state directory is set: set spark.holdfast.state.dir to the "
             "directory that holds the state before you define the query",

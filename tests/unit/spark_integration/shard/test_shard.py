@@ -225,7 +225,7 @@ def test_a_row_of_another_shard_operator_or_number_of_shards_names_both_and_what
         ROW.require("totals", 3, 8)
     with pytest.raises(SchemaMismatchError, match=r"set spark\.holdfast\.shards to 4, operator="):
         ROW._replace(directory=None).require("totals", 3, 8)
-    with pytest.raises(SchemaMismatchError, match=r"a different shard's pointer.*operator=totals stored=3 asked=2"):
+    with pytest.raises(SchemaMismatchError, match=r"of a different shard: check.*operator=totals stored=3 asked=2"):
         ROW.require("totals", 2, 4)
 
 
