@@ -1,6 +1,6 @@
-"""Timers of keys, sorted by due time, and at most one per key.
+"""Tables of timers, sorted by due time, with any number of timers per key (`Timers`) or at most one (`KeyTimers`).
 
-A table's rows are sorted by a 64-bit hash; `Timers` keep the due time in the hash's place::
+A table's rows are sorted by a 64-bit hash; a table of timers has the due time in place of the hash::
 
     hash                 key.user   value.key_hash
     due_ms + 2**63       …          hash of the key
@@ -8,12 +8,12 @@ A table's rows are sorted by a 64-bit hash; `Timers` keep the due time in the ha
     0x800001…90          "ann"      0x01…
     0x800001…90          "bob"      0x1f…            ← due at the same time: by key
 
-So firing costs by due timers, not by registered ones. A backend may have to skip deleted timers, so a caller passes the
-time before which it knows none is due.
+So firing reads only due timers. A backend may have to skip deleted timers, so a caller passes a time before which it
+knows that no timer is due.
 
-`KeyTimers` keep at most one timer per key, in two tables: `timers` by key, so that a new timer finds the old one, and
-`timers_by_due` by time. A key with a timer need not have state. The column of `timers` is named after the clock: an
-operator with the other clock is refused, as its timers would be due in another century.
+`KeyTimers` uses two tables: `timers` by key, to replace a key's timer, and `timers_by_due` by time. A key with a timer
+need not have state. The time column of `timers` is named after the clock, so that an operator with the other clock is
+rejected: its timers would be due in a different century.
 """
 
 from __future__ import annotations
@@ -42,18 +42,17 @@ _FIRST_RANGE_MS, _RANGE_GROWTH = 1_000, 256
 
 _VALUES = pa.schema([(_KEY_HASH, pa.uint64())])
 TIMERS, TIMERS_BY_DUE = TIMERS_TABLE, "timers_by_due"
-#: The column of `timers` with the due time, by clock.
+#: The column of `timers` with the due time, by timeout.
 DUE: Mapping[TimeoutConf, str] = {"EventTimeTimeout": "due_ms", "ProcessingTimeTimeout": "due_processing_ms"}
-#: No timer, in arrays of due times; times that can be set are not negative.
+#: Marks the absence of a timer in arrays of due times, which are not negative.
 NO_TIMER = -1
 _TAKEN_AT_ONCE = 65_536
 AT_ONCE_BYTES = 32 << 20
-#: Used until the size of the state is known; then the growth factor, since rows may be absent.
+#: The number of keys until their size is known, and its largest growth per step, since few rows may exist at first.
 _FIRST, _GROWTH = 256, 8
 
 
 def timers_schema(table: str, key_types: pa.Schema) -> TableSchema:
-    """Return the schema of a timer table for keys of these types."""
     return TableSchema.of(table, key_types, _VALUES)
 
 
@@ -63,18 +62,18 @@ def first_due_ms(run: Run) -> int:
 
 
 def is_by_time(schema: TableSchema) -> bool:
-    """Return whether a table holds timers: no user's column has that type."""
+    """Return whether a table holds timers; no column of a user has this value type."""
     return bool(schema.value.equals(_VALUES))
 
 
 def hashes_of_keys(run: Run) -> HashArray:
-    """Return the hashes of the timers' keys; the timers are placed by time."""
+    """Return the hashes of the timers' keys; `run.hashes` are the due times."""
     hashes: HashArray = run.values.column(0).to_numpy()
     return hashes
 
 
 def timers_run(schema: TableSchema, keys: Keys, due_ms: IntArray) -> Run:
-    """Return a table of timers with these keys and times, each once."""
+    """Return a run of timers with these keys and times, without duplicates."""
     return Run.build(schema, Keys(_to_hash(due_ms), keys.columns), _values_of(keys))
 
 
@@ -84,16 +83,16 @@ def _values_of(keys: Keys) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class DueTimers:
-    """Timers and the keys they belong to."""
+    """Due timers and their keys."""
 
-    keys: Keys  #: With the keys' hashes, for look-ups
+    keys: Keys  #: With the keys' own hashes, for look-ups
     due_ms: IntArray  #: Ascending
 
     def __len__(self) -> int:
         return len(self.due_ms)
 
     def pieces(self, at_once: KeysAtOnce) -> Iterator[DueTimers]:
-        """Yield the timers in order, in pieces of the current `at_once`."""
+        """Yield the timers in order, each piece within the current limit of `at_once`."""
         start = 0
         while start < len(self):
             end = min(start + at_once.count, len(self))
@@ -102,14 +101,14 @@ class DueTimers:
 
 
 class Timers:
-    """One table's timers in one transaction, in ms since 1970; one thread at a time."""
+    """The timers of a table in a transaction, in ms since 1970; not thread-safe."""
 
     def __init__(self, transaction: Transaction, table: str) -> None:
         self._transaction = transaction
         self._table = table
 
     def add(self, keys: Keys, due_ms: IntArray) -> None:
-        """Add a timer per key, beside those it has."""
+        """Add a timer for each key, without effect on its other timers."""
         if len(keys):
             self._transaction.put(self._table, Keys(_to_hash(due_ms), keys.columns), _values_of(keys))
 
@@ -119,16 +118,16 @@ class Timers:
             self._transaction.delete(self._table, Keys(_to_hash(due_ms), keys.columns))
 
     def due(self, first_ms: int, before_ms: int, timers_each: int) -> Iterator[DueTimers]:
-        """Yield timers due in [first_ms, before_ms), earliest first, in parts; concurrent changes have no effect."""
+        """Yield timers due in [first_ms, before_ms), earliest first; changes made meanwhile are not seen."""
         if first_ms < before_ms:
             for run in self._transaction.scan(self._table, _bound(first_ms), _bound(before_ms - 1)):
                 for chunk in run.chunks(timers_each, run.size_bytes + 1):
                     yield DueTimers(Keys(hashes_of_keys(chunk), chunk.keys), _to_ms(chunk.hashes))
 
     def taken(self, first_ms: int, before_ms: int) -> Iterator[DueTimers]:
-        """Remove and yield timers due in [first_ms, before_ms), earliest first, with as many keys as fit at once.
+        """Remove and yield timers due in [first_ms, before_ms), earliest first, in slabs of `KeysAtOnce`.
 
-        The state read per key decides how many fit. Write after the last: a look-up searches all earlier writes.
+        Defer writes until all timers are taken, because each look-up searches all earlier writes.
         """
         at_once, measures = KeysAtOnce(), self._transaction.measures
         for due in self.due(first_ms, before_ms, _TAKEN_AT_ONCE):
@@ -139,7 +138,7 @@ class Timers:
                 at_once.learn(len(some), measures.moved_bytes - moved_bytes)
 
     def earliest(self, first_ms: int) -> int | None:
-        """Return the earliest due time from `first_ms`; None if there is none."""
+        """Return the earliest due time that is not before `first_ms`; None if there is no such timer."""
         start, width = _bound(first_ms), _FIRST_RANGE_MS
         while start <= MAX_HASH:
             end = min(start + width, MAX_HASH)
@@ -155,7 +154,7 @@ def _bound(time_ms: int) -> int:
 
 
 def _to_hash(due_ms: npt.NDArray[np.int64]) -> HashArray:
-    """Return times as unsigned integers in the same order."""
+    """Convert times to unsigned integers of the same order."""
     return np.ascontiguousarray(due_ms).view(np.uint64) ^ _ZERO
 
 
@@ -171,9 +170,9 @@ def due_before_ms(timeout_conf: TimeoutConf, times: BatchTimes) -> int:
 
 
 class KeyTimers:
-    """The timers of a shard's keys: none is due before `earliest_ms`, and one exactly then if `is_exact`.
+    """The timers of a shard's keys; none is due before `earliest_ms`, and if `is_exact`, one is due at that time.
 
-    With "NoTimeout" there are none, and no tables, though the shard may be called for what expires.
+    With "NoTimeout" there are no timers and no tables, though the shard may be called to remove expired rows.
     """
 
     def __init__(
@@ -201,7 +200,7 @@ class KeyTimers:
         return due_ms
 
     def change(self, keys: Keys, old_ms: IntArray, new_ms: IntArray) -> None:
-        """Replace each timer that differs: `old_ms` is what `get` returned, `new_ms` may be `NO_TIMER`."""
+        """Replace the timers that differ; `old_ms` is the result of `get`, `new_ms` may be `NO_TIMER`."""
         changed = new_ms != old_ms
         gone, new = np.flatnonzero(changed & (old_ms != NO_TIMER)), np.flatnonzero(changed & (new_ms != NO_TIMER))
         self._by_due.remove(keys.take(gone), old_ms[gone])
@@ -218,7 +217,7 @@ class KeyTimers:
                 self._earliest_ms, self._is_exact = earliest_new_ms, True
 
     def fire(self, before_ms: int) -> DueTimers | None:
-        """Remove the timers due before `before_ms` and return them; None if there are none."""
+        """Remove and return the timers due before `before_ms`; None if no timer is due."""
         found = list(self.due(before_ms, _TAKEN_AT_ONCE))
         if not found:
             return None
@@ -229,25 +228,25 @@ class KeyTimers:
         return due
 
     def due(self, before_ms: int, timers_each: int) -> Iterator[DueTimers]:
-        """Yield the timers due before `before_ms`, at most `timers_each` at once."""
+        """Yield slabs of at most `timers_each` timers that are due before `before_ms`."""
         if self._earliest_ms is not None:
-            # If none is due then, the time is of an earlier run's table, and would stay forever.
+            # A past time without a due timer comes from an earlier run's table: do not keep it for ever.
             self._is_exact &= self._earliest_ms >= before_ms
             yield from self._by_due.due(self._earliest_ms, before_ms, timers_each)
 
     def earliest(self, none_before_ms: int) -> int | None:
-        """Return the earliest due time, known to be at least `none_before_ms`."""
+        """Return the earliest due time, None without timers; the caller knows that none is before `none_before_ms`."""
         if self._earliest_ms is None or self._is_exact:
             return self._earliest_ms
         return self._by_due.earliest(max(self._earliest_ms, none_before_ms))
 
 
 class KeysAtOnce:
-    """The number of keys that fit into `AT_ONCE_BYTES`, estimated from the last keys."""
+    """Estimates how many keys' state fits into `AT_ONCE_BYTES`, from the last keys."""
 
     def __init__(self, count: int = _FIRST) -> None:
         self.count = count
 
     def learn(self, keys: int, size_bytes: int) -> None:
-        """Update the estimate with the bytes that some keys read and wrote."""
+        """Update the estimate with the number of bytes that these keys read and wrote."""
         self.count = max(1, min(AT_ONCE_BYTES * keys // max(1, size_bytes), _GROWTH * max(keys, self.count)))

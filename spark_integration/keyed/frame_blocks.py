@@ -1,7 +1,7 @@
-"""Makes, cuts and reads small frames through their blocks: the arrays, one per dtype, that store pandas' columns.
+"""Creates, cuts and reads small frames through their blocks: the arrays, one per dtype, that store pandas' columns.
 
-This module also serves ``frame[label]`` on a cut frame: pandas first looks up the label in the frame's column cache, a
-dict, and the cache of a cut frame creates a missing column.
+It also speeds up ``frame[label]`` on a cut frame: pandas first looks up the label in the frame's column cache, a dict,
+and the cache of a cut frame creates a missing column.
 
 On a small frame, pandas' public API takes 10 to 200 µs, longer than all other work for a key. So this module, and no
 other, uses private names of pandas if all of them exist. If not, it uses the public API, with the same results.
@@ -85,7 +85,7 @@ def _has_blocks() -> bool:
 
 
 class Template:
-    """The layout of a frame's blocks, without values: makes frames with the same columns and dtypes."""
+    """The layout of a frame's blocks, from which frames with the same columns and dtypes are created."""
 
     def __init__(self, manager: Any) -> None:
         self._make = type(manager)
@@ -94,7 +94,7 @@ class Template:
         self._new_labels, self._new_index = _NEW(pd.Index), _NEW(pd.RangeIndex)
 
     def filled(self, columns: list[Any], rows: int, labels: pd.Index[Any] | None = None) -> Any:
-        """Return the manager of a frame with these columns, which are sequences or arrays of `rows` values."""
+        """Return the block manager of a frame with these columns: sequences or arrays of `rows` values."""
         blocks = []
         for kind, place, positions, dtype in self.blocks:
             if dtype.hasobject:
@@ -137,7 +137,7 @@ def data_manager() -> Any:
 
 
 def anatomy(frame: pd.DataFrame | pd.Series[Any]) -> tuple[Any, ...]:
-    """Return all parts of a frame for comparison; for a series, also its sum."""
+    """Return all parts of a frame or series for comparison; of a series, also its sum."""
     if isinstance(frame, pd.Series):
         return type(frame), list(vars(frame)), frame.sum(), anatomy(frame.to_frame())
     blocks = [(type(b), b.mgr_locs.as_array.tolist(), b.values.dtype, b.values.tolist()) for b in _BLOCKS(frame)]
@@ -173,7 +173,7 @@ def _cut_blocks(frame: pd.DataFrame) -> Callable[[slice], pd.DataFrame]:
 
 
 class Columns:
-    """Makes the columns of frames that were cut from one frame, in a third of the time of ``frame[label]``."""
+    """Creates the columns of frames that were cut from one frame, three times as fast as ``frame[label]``."""
 
     def __init__(self, frame: pd.DataFrame) -> None:
         manager = _MANAGER(frame)
@@ -184,7 +184,7 @@ class Columns:
             self._manager, self._place = type(column), type(column.blocks[0].mgr_locs)
 
     def made(self, label: Any, frame_ref: ref[pd.DataFrame], blocks: tuple[Any, ...]) -> pd.Series[Any] | None:
-        """Return a column of a frame made from `blocks`; None if the frame has changed and pandas must make it."""
+        """Return a column of a frame made of `blocks`; None if the frame has changed, so that pandas must create it."""
         frame, found_at = frame_ref(), self._places.get(label)
         if frame is None or found_at is None:
             return None
@@ -226,12 +226,12 @@ class _Taken(dict[Any, Any]):
 
 
 def pandas_columns(frame: pd.DataFrame, columns: Columns, blocks: tuple[Any, ...]) -> dict[Any, Any]:
-    """Return a column cache for which pandas makes the columns."""
+    """Return a plain column cache: pandas creates the columns."""
     return {}
 
 
 def our_columns(frame: pd.DataFrame, columns: Columns, blocks: tuple[Any, ...]) -> dict[Any, Any]:
-    """Return a column cache for which `columns` makes the columns."""
+    """Return a column cache in which `columns` creates the columns."""
     return _Taken(frame, columns, blocks)
 
 
@@ -240,7 +240,7 @@ give_columns = pandas_columns
 
 
 def _give_parts(of: pd.DataFrame | pd.Series[Any], manager: Any, columns: dict[Any, Any]) -> dict[str, Any]:
-    """Set the attributes of a new frame or series like pandas' constructor; return them."""
+    """Set and return the attributes of a new frame or series, as pandas' constructor does."""
     parts = vars(of)
     parts[_IS_COPY] = None
     parts[_MANAGER_NAME] = manager
@@ -253,8 +253,8 @@ def _give_parts(of: pd.DataFrame | pd.Series[Any], manager: Any, columns: dict[A
 def _labels_for_each(labels: pd.Index[Any]) -> Iterator[pd.Index[Any]]:
     """Yield labels for each frame, with an array that a function may modify.
 
-    All but the first share a look-up table, which takes 5 µs to build, until a function modifies an array. Look-ups in
-    a frame with the shared table still use its old labels.
+    All but the first share a lookup table, which takes 5 µs to build, until a function modifies an array. A frame with
+    the shared table is still looked up by its old labels.
     """
     while labels.dtype != np.object_:  # a pandas option stores text in Arrow
         yield labels.copy(deep=True)
@@ -292,7 +292,7 @@ def blocks_of(frame: pd.DataFrame) -> tuple[tuple[bytes, ...], list[Array]]:
         blocks = _BLOCKS(frame)
     except AttributeError:  # the function has set pandas' option mode.data_manager
         arrays = column_arrays(frame)
-        # A block of one column has two dimensions, a column's array has one: the empty block marks the second form.
+        # The empty block marks arrays of one dimension; the block of a single column has two.
         return (*_one_by_one(arrays), b""), [*arrays, np.empty((0, len(frame)))]
     return tuple([block.mgr_locs.as_array.tobytes() for block in blocks]), [block.values for block in blocks]
 
@@ -328,6 +328,6 @@ def _joined(blocks: tuple[Any, ...]) -> list[Array]:
 def concatenated(columns: tuple[Any, ...]) -> Array:
     """Concatenate arrays of the same dtype."""
     if isinstance(columns[0].dtype, np.dtype):
-        # Much cheaper per frame than pd.concat, with the same result for equal dtypes.
+        # Much faster than pd.concat, with the same result for equal dtypes.
         return np.concatenate([np.asarray(column) for column in columns])
     return pd.concat([pd.Series(column) for column in columns], ignore_index=True).array

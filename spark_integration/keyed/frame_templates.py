@@ -1,4 +1,4 @@
-"""Speeds up ``pd.DataFrame(...)`` in a user's function tenfold: builds equal frames from templates.
+"""Speeds up ``pd.DataFrame(...)`` in a user's function tenfold, by building equal frames from templates.
 
 ::
 
@@ -9,10 +9,10 @@
                          │ no                                 ▲
                          └──▶ pandas' own dict_to_mgr ────────┘ learns          100 to 200 µs
 
-pandas makes the first frame of each signature (labels, and a kind per column); its blocks become the template of all
-later frames. Frames without a signature are left to pandas: long or wide data, other types of values, changed options.
+pandas creates the first frame of each signature (labels, and a kind per column). Its blocks become the template of
+later frames. pandas creates frames without a signature: long or wide data, other types of values, changed options.
 
-In addition, numpy adds up plain numbers, and a frame that was cut for a key makes its own columns.
+In addition, numpy sums plain numbers, and a frame that was cut for a key creates its own columns.
 
 Only module-level functions of pandas are replaced, no class, and only while `by_templates` advances its generator: at
 each yield pandas is restored. A thread of the function may call either version; both give the same result.
@@ -44,7 +44,7 @@ Signature = tuple[str, ...]
 # In longer columns and wider frames, the values account for most of the cost.
 _ROWS_MAX = 128
 _COLUMNS_MAX = 64
-# Bounds memory if a function keeps making new labels.
+# Bounds memory if a function keeps using new labels.
 _SIGNATURES_MAX = 1000
 
 _OBJECT = "O"
@@ -95,7 +95,7 @@ class Templates:
         self._labels: dict[Signature, np.ndarray[Any, np.dtype[Any]]] = {}
 
     def of_dict(self, data: dict[Any, Any]) -> tuple[Signature | None, Any]:
-        """Return signature and manager of a frame from a dict of columns; no manager if pandas must make it."""
+        """Return the signature and manager of a frame from a dict of columns; None for what pandas must create."""
         columns = list(data.values())
         for column in columns:
             kind = type(column)
@@ -136,7 +136,7 @@ class Templates:
         return new_labels(found)
 
     def learn(self, signature: Signature, manager: Any) -> None:
-        """Keep pandas' frame as a signature's template, unless its dtypes differ, such as uint64 for 2**63."""
+        """Keep pandas' frame as a signature's template, unless its dtypes differ, as for 2**63, which is uint64."""
         template, kinds = Template(manager), signature[len(signature) // 2 :]
         if all(kinds[at] == dtype.char for _, _, places, dtype in template.blocks for at in places):
             _kept(self._of, signature, template)
@@ -247,7 +247,7 @@ def _of_rows(templates: Templates, theirs: Functions) -> list[Any]:
 
 
 def _sum(by_pandas: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a replacement for pandas' ``nansum`` that adds up plain numbers without NaN in numpy."""
+    """Return a replacement for pandas' ``nansum`` that sums plain numbers without NaN in numpy."""
     add, quiet = np.add.reduce, np.errstate
     integer, double = np.dtype(np.int64), np.dtype(np.float64)
 
@@ -266,7 +266,7 @@ def _sum(by_pandas: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _option(by_pandas: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a replacement for pandas' option look-up that serves the option read for each new frame."""
+    """Return a replacement for pandas' ``_get_option``, fast for the option that each new frame reads."""
     data_manager = frame_blocks.data_manager
 
     def _get_option(pat: str, silent: bool = False) -> Any:
@@ -276,7 +276,7 @@ def _option(by_pandas: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_of_pandas(function: Any) -> Callable[..., Any]:
-    """Return a copy of a function whose code appears to be in pandas, so warnings name the caller's line."""
+    """Return a copy of a function whose code seems to be in pandas, so that warnings name the caller's line."""
     place = os.path.join(os.path.dirname(pd.__file__), "core", "frame_templates.py of holdfast")
     code = function.__code__.replace(co_filename=place)
     found = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
@@ -326,7 +326,7 @@ def _put(module: Any, name: str, new: Callable[..., Any], old: Callable[..., Any
 
 
 def by_templates(steps: Generator[Y, None, R]) -> Generator[Y, None, R]:
-    """Run a generator whose frames are made from templates; restore pandas at each yield."""
+    """Run a generator with templates for the frames that it creates; restore pandas at each yield."""
     exchange = _exchange()
     if exchange is None:
         return (yield from steps)

@@ -8,7 +8,7 @@ For a processor, Spark 4.1 and later split the frame into Python rows and build 
 infers its dtypes from Python values:
 
 ====================  =================================  ================================
-column                converted by Arrow                 made anew
+column                converted by Arrow                 built from Python values
 ====================  =================================  ================================
 byte, short, int      int8, int16, int32                 int64
 integers with nulls   float64                            float64
@@ -116,7 +116,7 @@ def _with_all_digits(series: pd.Series[Any], column: pa.Array) -> pd.Series[Any]
 
 
 def _inferred(series: pd.Series[Any]) -> pd.Series[Any]:
-    """Convert a column to the dtype that pandas infers from its values, if the two may differ."""
+    """Convert a column to the dtype that pandas infers from its values, if the dtypes may differ."""
     is_inferred = isinstance(series.dtype, np.dtype) and not (series.dtype.kind == "m" and series.isna().all())
     return series if is_inferred else pd.Series(pd.DataFrame(list(zip(series)))[0], name=series.name)
 
@@ -132,7 +132,7 @@ class KeyFrames(KeySlabs[pd.DataFrame]):
         self._names = pd.Index(rows.column_names, dtype=object)
 
     def empty(self, count: int) -> Iterator[pd.DataFrame]:
-        """Yield an empty frame for each of `count` keys that have timed out."""
+        """Yield an empty frame for each of `count` keys, which have timed out."""
         return consecutive(pd.DataFrame(columns=self._names.view()), np.zeros(count, np.int64))
 
     def cut(self, rows: pa.Table, bounds: IntArray) -> Iterator[Iterator[pd.DataFrame]]:
@@ -159,7 +159,7 @@ def key_tuples(keys: pa.Table, frame_format: FrameFormat) -> list[tuple[Any, ...
 
 
 def _scalars(series: pd.Series[Any]) -> list[Any]:
-    """Return ``series[0]``, ``series[1]`` …: numpy scalars instead of Python's for all types that numpy has."""
+    """Return ``series[0]``, ``series[1]`` …: numpy scalars, not Python's, for the types of numpy."""
     values = series.array
     return list(values.to_numpy() if isinstance(series.dtype, np.dtype) and series.dtype.kind not in "mM" else values)
 
@@ -234,7 +234,7 @@ class OutputFrames:
     After a failed conversion, `failed_key` is the key whose frame caused the failure.
     """
 
-    #: Whether booleans stay booleans, instead of becoming objects as in Spark's worker.
+    #: Whether booleans stay booleans; in Spark's worker, they become objects.
     keeps_booleans = False
 
     def __init__(self, schema: StructType, frame_format: FrameFormat, rows_each: int) -> None:
@@ -338,7 +338,7 @@ class OutputFrames:
 
     def _by_spark(self, frames: _AlikeFrames) -> pa.RecordBatch:
         columns = frames.columns(keeps_booleans=self.keeps_booleans)
-        if not columns:  # rows without columns: Spark fills them with nulls
+        if not columns:  # Spark fills rows without columns with nulls
             return pa.RecordBatch.from_arrays([pa.nulls(frames.rows, f.type) for f in self._arrow], self._schema.names)
         return spark_versions.pandas_to_arrow(
             columns,
@@ -415,7 +415,7 @@ def _gathered_by_spark(columns: list[Array], *, keeps_booleans: bool) -> list[pd
     """Return columns in the dtypes from which Spark's worker converts them to Arrow.
 
     The worker concatenates all keys' frames with a frame that has no rows and only object columns, which changes the
-    dtypes of integers, booleans and nulls. This function lets pandas do the same.
+    dtypes of integers, booleans and nulls. This function does the same.
     """
     series = {at: pd.Series(_in_one_piece(c), dtype=c.dtype, copy=False) for at, c in enumerate(columns)}
     changed = {

@@ -3,8 +3,8 @@
 Spark keeps a state as a JVM row: ``StructType.toInternal`` converts the argument of ``update`` to plain values, and
 ``StructType.fromInternal`` builds the row that ``get`` returns. A timestamp is thus a naive datetime in the worker's
 local time, and a struct inside a state is a `Row`. This module does the same with one difference: a value that does not
-fit its column raises an error, whereas Spark silently stores null. It also supports two cases that fail in Spark: maps
-with arrays in their keys, and the first day of Python's calendar.
+fit its column raises an error, whereas Spark silently stores null. This module also supports two cases that fail in
+Spark: maps with arrays in their keys, and the first day of Python's calendar.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def struct_maker(*names: str) -> RowMaker:
 def _maker(names: tuple[str, ...], fields: Sequence[str]) -> RowMaker:
     at: Any = namedtuple("at", [f"column_{n}" for n in range(len(names))])  # type: ignore[misc]  # noqa: PYI024
     pairs = [*zip(names, map(partial(getattr, at), at._fields), strict=True)]
-    # If two columns share a name, the first is found.
+    # If two columns share a name, the name refers to the first.
     own = {name: column for name, column in reversed(pairs) if not name.startswith("__") and not hasattr(T.Row, name)}
     return partial(tuple.__new__, type("Row", (_ShownRow,), {**own, "__fields__": fields, **_AS_SPARKS}))
 
@@ -215,7 +215,7 @@ def _local_time(micros: Any, data_type: T.TimestampType) -> Any:
 
 
 class StateValueError(SchemaMismatchError):
-    """A state passed to ``update`` does not fit its schema; the caller notes the key of `row`."""
+    """A state passed to ``update`` does not fit its schema; the caller adds a note with the key of row `row`."""
 
     def __init__(self, message: str, /, row: int = -1, **facts: object) -> None:
         super().__init__(message, **facts)
@@ -347,18 +347,18 @@ def _converted(value: Any, usual: frozenset[type], convert: Callable[[Any], Any]
 
 
 def _fields_of(value: Any, struct: T.StructType) -> Sequence[Any]:
-    """Return the field values of a struct in any form that Spark accepts."""
+    """Return the field values of a struct given in any form that Spark accepts."""
     if value is None:
         return (None,) * len(struct)
     if isinstance(value, dict):
         unknown = value.keys() - set(struct.names)
         if unknown:
-            raise ValueError(f"a struct with fields {struct.names} was given unknown {sorted(map(str, unknown))}")
+            raise ValueError(f"a struct with fields {struct.names} got unknown fields {sorted(map(str, unknown))}")
         return [value.get(name) for name in struct.names]
     if not isinstance(value, (tuple, list)):
         return [vars(value).get(name) for name in struct.names]
     if len(value) != len(struct):
-        raise ValueError(f"a struct with {len(struct)} fields was given {len(value)} values")
+        raise ValueError(f"a struct with {len(struct)} fields got {len(value)} values")
     return value
 
 
@@ -472,7 +472,7 @@ def _wall_clock(value: Any) -> dt.datetime:
 
 
 def _sequence(value: Any) -> list[Any] | None:
-    """Return the elements of an array; bytes are signed, as in the JVM. Reject text and mappings."""
+    """Convert a value to a list, with bytes signed as in the JVM; reject text and mappings."""
     if _is_nan(value):
         return None
     if isinstance(value, (bytes, bytearray)):
@@ -493,7 +493,7 @@ def _other(value: Any) -> Any:
     return None if _is_nan(value) else value
 
 
-# By type: the classes that Arrow converts like Spark, and a function that converts other values to these classes.
+# By type: the classes that Arrow converts as Spark does, and a function that converts other values to these classes.
 _CONVERTERS: dict[type[T.DataType], tuple[frozenset[type], Callable[[Any], Any]]] = {
     T.ArrayType: (frozenset({list, tuple, _NONE}), _sequence),
     T.BinaryType: (frozenset({bytes, bytearray, _NONE}), _other),

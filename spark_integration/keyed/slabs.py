@@ -1,8 +1,8 @@
 """Sorts a shard's rows by key and cuts them into slabs: keys that are converted, looked up and written together.
 
-Keys ascend in Spark's order: null first, NaN last; arrays have an arbitrary but fixed order. Rows and bytes bound slabs
-and pieces; the state that its keys read and write also bounds a slab. A key with more rows than fit into one piece
-forms its own slab, whose rows are converted piece by piece as the function iterates.
+Keys ascend in Spark's order: null first, NaN last; arrays have an arbitrary but fixed order. Slabs and pieces are
+limited in rows and bytes, and slabs also in the bytes of state that their keys read and write. A key with more rows
+than fit into one piece forms its own slab, whose rows are converted piece by piece as the function iterates.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class KeyOrder(NamedTuple):
 
     @classmethod
     def of(cls, keys: Keys) -> KeyOrder:
-        """Sort rows by key: group them by hash, then sort only the distinct keys by value."""
+        """Sort rows by key: group rows by hash, then sort only the distinct keys by value."""
         by_hash = order_rows(keys.hashes, keys.columns)
         starts = np.flatnonzero(by_hash.first)
         ascending = _sort(take(keys.columns, by_hash.rows[starts]))
@@ -90,7 +90,7 @@ def _sortable_floats(column: pa.Array) -> pa.Array:
 
 @cache
 def at_once_of(operator: str, *rows: StructType, has_entries: bool = False) -> KeysAtOnce:
-    """Return the operator's limit on keys per slab, which this worker adapts to the sizes of the rows it has seen."""
+    """Return the operator's limit on keys per slab, which this worker adapts to the size of its state."""
     may_be_large = has_entries or any(isinstance(field.dataType, _MAY_BE_LARGE) for row in rows for field in row)
     return KeysAtOnce() if may_be_large else KeysAtOnce(SLAB_KEYS)
 
@@ -98,7 +98,7 @@ def at_once_of(operator: str, *rows: StructType, has_entries: bool = False) -> K
 class KeySlabs(ABC, Generic[P]):
     """A shard's rows by key, in the pieces that a function sees; `starts` are indices in `order`.
 
-    A key with more than `rows_each` rows, or with wide rows, has several pieces.
+    A key with more than `rows_each` rows, or with large rows, has several pieces.
     """
 
     def __init__(self, rows: pa.Table, order: IntArray, starts: IntArray, rows_each: int) -> None:

@@ -1,1 +1,1 @@
-"""Builds Spark plans from the definitions of steps, on the driver."""
+"""Builds the Spark plans of steps from their definitions, on the driver."""

@@ -1,7 +1,7 @@
-"""Checks the arguments of an API when a step is defined; Spark's own checks raise Spark's errors.
+"""Checks the arguments of the APIs when a step is defined; Spark's own checks raise Spark's errors.
 
 Changes to state columns, ``stateChanges={"drop": ["m"], "rename": {"old": "new"}}``, may remain in the code after they
-were applied. So that no change is applied twice, a dropped or renamed column must not be declared.
+were applied. A dropped or renamed column must not be declared, so that no change is applied twice.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from holdfast.spark_integration.transport.packed import quoted
 from holdfast.spark_integration.ttl.expiry import EXPIRES
 
 Mode = Literal["append", "update"]
-_NO_DURATION = "is a duration of weeks, days or shorter units, and longer than nothing, such as '1 day'"
+_NO_DURATION = "must be a positive duration of weeks, days or shorter units, such as '1 day'"
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
-#: Spark's default, which Spark's transformWithState rejects in the first micro-batch, as it does unknown providers.
+#: Spark's default, which transformWithState rejects in the first micro-batch, like unknown providers.
 _UNFIT_PROVIDER = ".HDFSBackedStateStoreProvider"
 _FIT_PROVIDER = ".RocksDBStateStoreProvider"
 _OUTPUT_MODES = ("append", "update", "complete")
@@ -49,7 +49,7 @@ _DROP, _RENAME = "drop", "rename"
 def operator_name(func: object, name: str | None) -> str:
     """Return the operator's name, a valid folder name. Raises `InvalidArgumentError`.
 
-    Defaults to the name of the function or class, without leading underscores, which would hide the folder.
+    The default is the name of the function or class, without leading underscores, which would hide the folder.
     """
     chosen = getattr(func, "__name__", "").lstrip("_") if name is None else name
     if not isinstance(chosen, str) or not OPERATOR_NAME.fullmatch(chosen):
@@ -100,21 +100,21 @@ def checked_mode(given: object) -> Mode:
     mode = str(given).lower()
     if mode not in ("append", "update"):
         raise InvalidArgumentError(
-            f"outputMode must be 'append' or 'update', not {given!r}; in complete mode Spark starts only queries with "
-            "an aggregation of its own: write the rows of update mode by key, or read all with holdfast.read_state"
+            f"outputMode must be 'append' or 'update', not {given!r}. For complete mode, Spark requires an aggregation "
+            "of its own: upsert the rows of update mode by key instead, or read all state with holdfast.read_state"
         )
     return "append" if mode == "append" else "update"
 
 
 def after_1970(session: SparkSession, window: Column, part: str) -> int:
-    """Return the start or end, in microseconds, of the window that contains the epoch; Spark runs no job for it."""
+    """Return the start or end, in microseconds, of the window that contains the epoch, without a Spark job."""
     epoch = session.sql("SELECT * FROM VALUES (TIMESTAMP'1970-01-01 00:00:00 UTC') AS epoch(t)")
     found = epoch.select(window.alias("w")).select(F.unix_micros(F.col("w").getField(part)))
     return int(found.collect()[0][0])
 
 
 def duration_us(df: DataFrame, given: object, argument: str = "ttl") -> int:
-    """Parse a duration such as ``1 day`` with Spark; return microseconds. Raises `InvalidArgumentError`."""
+    """Let Spark parse a duration such as ``1 day``; return microseconds. Raises `InvalidArgumentError`."""
     if not isinstance(given, str):
         raise InvalidArgumentError(f"{argument} {_NO_DURATION}", given=repr(given))
     try:
@@ -126,7 +126,7 @@ def duration_us(df: DataFrame, given: object, argument: str = "ttl") -> int:
 def processor_host(
     output_mode: str, time_mode: str, event_time_column: str, output: StructType, df: DataFrame
 ) -> StatefulProcessorHost:
-    """Return the host for the arguments of ``transformWithState``; raises the errors of the checks below."""
+    """Return the host for the arguments of ``transformWithState``. Raises the errors of the functions below."""
     mode, times = output_mode_of(output_mode), time_mode_of(time_mode, df)
     require_protobuf()
     if df.isStreaming:
@@ -134,7 +134,7 @@ def processor_host(
         provider = str(df.sparkSession.conf.get(_PROVIDER))
         if provider.endswith(_UNFIT_PROVIDER):
             raise InvalidArgumentError(
-                "Spark's transformWithState, in which processors run, needs Spark's RocksDB state store: set "
+                "processors run in Spark's transformWithState, which needs Spark's RocksDB state store: set "
                 f"{_PROVIDER} to org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
                 is_now=provider,
             )
@@ -184,21 +184,21 @@ def require_event_time(column: str, output: StructType, time_mode: TimeMode, df:
     field = next((field for field in output if field.name == column), None)
     if field is not None and not isinstance(field.dataType, TimestampType):
         raise InvalidArgumentError(
-            "eventTimeColumnName must name a timestamp column of the output, because a watermark is a time",
+            "eventTimeColumnName must name a timestamp column of the output",
             column=column,
             type=field.dataType.simpleString(),
         )
     if time_mode == "ProcessingTime":
         raise InvalidArgumentError(
-            "eventTimeColumnName has no effect with timeMode 'ProcessingTime', which passes no watermark on: "
-            "downstream operators would never emit rows. Use 'EventTime' or 'None'",
+            "eventTimeColumnName has no effect with timeMode 'ProcessingTime', which passes on no watermark, so "
+            "downstream operators would never emit rows: use 'EventTime' or 'None'",
             column=column,
         )
     time = time_column_of(df)
     if time is not None and time.watermark.held_back_ms:
         raise InvalidArgumentError(
-            "eventTimeColumnName cannot follow a join: Spark fails a query whose processor returns rows older than the "
-            "watermark, and a join may emit such rows. Omit eventTimeColumnName",
+            "eventTimeColumnName cannot follow a join: a join may emit rows older than the watermark, and Spark fails "
+            "a query whose processor returns such rows. Omit eventTimeColumnName",
             column=column,
         )
     if not df.isStreaming and time is None:
@@ -209,7 +209,7 @@ def require_event_time(column: str, output: StructType, time_mode: TimeMode, df:
 
 
 def changes_of_tables(given: StateChanges | None, tables: Mapping[str, Collection[str]]) -> dict[str, ColumnChanges]:
-    """Return the changes to columns by state table; for a single `STATE_TABLE`, they may be passed directly.
+    """Return the changes to columns by state table; with `STATE_TABLE` alone, changes may be passed directly.
 
     Raises `InvalidArgumentError` for invalid changes and unknown tables.
     """
@@ -220,7 +220,7 @@ def changes_of_tables(given: StateChanges | None, tables: Mapping[str, Collectio
 
 
 def changes_of_variables(given: StateChanges | None, variables: Collection[StateVariable]) -> dict[str, ColumnChanges]:
-    """Return the changes to columns by table, passed by state variable; see `changes_of_tables`."""
+    """Return the changes to columns by table, given the changes by state variable; see `changes_of_tables`."""
     known = {variable.name: variable for variable in variables}
     return {
         known[name].table: _changes(of, name, known[name].schema.names)
@@ -236,7 +236,7 @@ def _by_table(given: Any, known: Mapping[str, object], what: str) -> Mapping[str
     unknown = [str(name) for name in given if name not in known]
     if unknown:
         near = did_you_mean(unknown[0], [*known, _DROP, _RENAME])
-        _refuse(f"use the name of a {what} that the operator declares{near}", unknown=unknown, declared=list(known))
+        _refuse(f"name a {what} that the operator declares{near}", unknown=unknown, declared=list(known))
     return given
 
 
@@ -244,7 +244,7 @@ def _changes(given: Any, table: str, declared: Collection[str]) -> ColumnChanges
     unknown = [str(name) for name in given if name not in (_DROP, _RENAME)] if isinstance(given, Mapping) else [""]
     if unknown:
         near = did_you_mean(unknown[0], (_DROP, _RENAME))
-        _refuse(f"it takes only 'drop' and 'rename'{near}", table=table, given=given)
+        _refuse(f"only 'drop' and 'rename' are allowed{near}", table=table, given=given)
     drop, rename = given.get(_DROP, ()), given.get(_RENAME, {})
     if not isinstance(drop, list | tuple | set | frozenset) or not all(isinstance(name, str) for name in drop):
         _refuse("'drop' must be a list of column names", table=table, given=drop)
@@ -255,8 +255,8 @@ def _changes(given: Any, table: str, declared: Collection[str]) -> ColumnChanges
         _refuse("a column cannot be both dropped and renamed", table=table, columns=both)
     if still := sorted({*gone} & {*declared}):
         _refuse(
-            "a dropped or renamed column is still declared: if the change was already applied and a new column now has "
-            "the name, remove the change from stateChanges",
+            "a dropped or renamed column is still declared: if the change was applied and a new column now has the "
+            "name, remove the change from stateChanges",
             table=table,
             columns=still,
         )
@@ -279,7 +279,7 @@ def _refuse(why: str, **facts: object) -> NoReturn:
 
 
 def has_no_result(owner: object, name: str, until: str) -> AttributeError:
-    """Return the error for an attribute that only the result has; `until` is the call that returns a result."""
+    """Return the error for a missing attribute, such as a DataFrame's; `until` is the call that returns a DataFrame."""
     if hasattr(DataFrame, name) and not name.startswith("_"):
         return AttributeError(f"only a result has {name}, and nothing is computed yet: {until}.{name}", name=name)
     return AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}", name=name, obj=owner)

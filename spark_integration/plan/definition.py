@@ -4,22 +4,22 @@
 
     df ─▶ keys, hash ─▶ blobs ═shuffle by shard═▶ host: call_shard ─▶ output ─▶ rows
 
-An executor looks up the operator's stored state first.
+Before that, a task on an executor looks up the operator's stored state.
 
 For a one-line operator, Spark's state store determines the host::
 
-    events ─▶ dropDuplicates ─▶ join ─▶ window       RocksDB state store: the watermark goes on, several in a query
-    events ─▶ window                                 any state store: one in a query, cheaper for small micro-batches
+    events ─▶ dropDuplicates ─▶ join ─▶ window       RocksDB: operators pass on the watermark, several per query
+    events ─▶ window                                 any state store: one per query, cheaper for small micro-batches
 
 Spark's ``transformWithState`` passes on the watermark, but needs Spark's RocksDB state store, and takes longer for a
 small micro-batch than ``applyInPandasWithState``. A query keeps its first state store, so its host never changes.
 
 A second operator with the same name in a stream's lineage is rejected when it is defined. Each operator of a stream
 aliases its input with its name. The alias appears only in downstream plans, and Spark does not store it with the query.
-Operators of other queries and of batches are in no such plan. An operator downstream of two parallel operators sees
-both; without it, their first micro-batch rejects them. PySpark's plans are private, and only this module reads them:
-`tests/spark/queries/test_refused.py` and `connect_query.py` fail if PySpark removes them. The check then happens in the
-first micro-batch.
+Operators of other queries and of batches are in no such plan. Two parallel operators meet only in the plan of an
+operator downstream of both; without such an operator, their first micro-batch rejects them. PySpark's plans are
+private, and only this module reads them: `tests/spark/queries/test_refused.py` and `connect_query.py` fail if PySpark
+removes them. The check then happens in the first micro-batch.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from holdfast.spark_integration.transport.packed import HASH, Combiner, EventTim
 _log = logging.getLogger(__name__)
 _COLUMNS = "shards int, query string, problem string"
 _MARK = "holdfast-operator"
-# A line of the plan: classic Spark prints the alias itself, Connect prints it as an argument of the node.
+# A line of a plan: classic Spark prints the alias itself, Connect prints it as an argument of the node.
 _MARKED = re.compile(rf"^\W*SubqueryAlias .*{_MARK}:([\w.-]+):(\w+)\W*$", re.MULTILINE)
 _FOUND = pa.schema([("shards", pa.int32()), ("query", pa.string()), ("problem", pa.string())])
 #: The end of an error about a missing watermark.
@@ -72,17 +72,15 @@ BEHIND_ANOTHER = (
 
 @dataclass(frozen=True)
 class StoredState:
-    """The stored state of an operator."""
-
     shards: int | None = None  #: Number of shards; None without readable state
     query: str | None = None  #: The id of the query that owns the state
     problem: str | None = None  #: Why the operator cannot continue from the state
 
 
 def stored_state(session: SparkSession, settings: Settings, operator: str, function: ShardFunction) -> StoredState:
-    """Return an operator's stored state; an empty result if the storage cannot be read.
+    """Look up an operator's stored state; return an empty result if the storage cannot be read.
 
-    Runs a job with one task, because only executors are sure to have the storage's credentials and network.
+    This runs a job with one task, because only executors are sure to have the storage's credentials and network.
     """
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -123,7 +121,7 @@ def _look(settings: Settings, operator: str, function: ShardFunction) -> StoredS
 
 @dataclass(frozen=True)
 class KeyedRows:
-    """Rows, their keys, and the function that shards run on them."""
+    """Rows, their keys, and the function that shards run on the rows."""
 
     df: DataFrame
     keys: list[Key]
@@ -172,8 +170,8 @@ class Definition:
         if stored.problem is not None:
             # Only the query's checkpoint location determines which state it continues.
             warnings.warn(
-                f"this definition of {self.name!r} cannot continue the state of query {stored.query}, which would "
-                f"fail in its first micro-batch: {stored.problem}",
+                f"this definition of {self.name!r} cannot continue the state of query {stored.query}, and would fail "
+                f"in that query's first micro-batch: {stored.problem}",
                 stacklevel=3,
             )
         shards = self.settings.shards or kept or shuffle_partitions(session)
@@ -232,7 +230,7 @@ class Definition:
         schema = StructType([*expressions, *rows.columns.values(), StructField(HASH, LongType(), False)])
         is_initial = rows is not self.rows
         types = sent_schema(schema, "the initial state" if is_initial else "the input")
-        # In a stream, Spark passes batches of this many rows.
+        # Only in a stream does Spark pass batches of this many rows.
         bounded = rows_each(rows.df) if self._is_streaming and not is_initial else None
         time, event_time = time_column_of(rows.df), None
         if time is not None and rows.df.isStreaming:
@@ -261,7 +259,7 @@ def _require_new_name(df: DataFrame, operator: str) -> None:
 def operator_plan(rows: KeyedRows, output: StructType, mode: Mode, name: str, *, is_timed: bool) -> DataFrame:
     """Return the DataFrame of an operator's output; warnings refer to the caller's caller.
 
-    `is_timed`: whether the operator drops late rows and expires state. Raises `InvalidArgumentError` for an invalid
+    `is_timed` says whether the operator drops late rows and expires state. Raises `InvalidArgumentError` for an invalid
     name, setting or column.
     """
     settings = checked_settings(rows.df, stacklevel=4)
@@ -270,7 +268,7 @@ def operator_plan(rows: KeyedRows, output: StructType, mode: Mode, name: str, *,
     shown = output if hands_on and mode == "append" else without_watermark(output)
     host: Host
     if hands_on:
-        # No restart may change this mode, which has no effect; so the operator's own mode may change.
+        # Spark pins this mode, which has no effect, so the operator's own mode may change at a restart.
         host = StatefulProcessorHost("append", "EventTime" if is_timed else "None", "")
     else:
         host = GroupStateHost(mode, "EventTimeTimeout" if is_timed else "NoTimeout")

@@ -12,7 +12,7 @@ from holdfast.spark_integration.plan.session import name_folding
 from holdfast.spark_integration.spark_types import Watermark
 from holdfast.spark_integration.spark_versions import is_on
 
-#: The error for a step without a watermark, after "timeMode 'EventTime' …".
+#: The end of an error such as "timeMode 'EventTime' …".
 NEEDS_WATERMARK = (
     "needs an input with a watermark, or no timer ever fires: call df.withWatermark(…). applyInArrowWithState and "
     "applyInPandasWithState pass on no watermark; transformWithState does, with eventTimeColumnName, and so do "
@@ -21,8 +21,6 @@ NEEDS_WATERMARK = (
 
 
 class TimeColumn(NamedTuple):
-    """The column with the watermark, and the watermark."""
-
     field: StructField
     watermark: Watermark
 
@@ -47,13 +45,13 @@ def time_column_of(df: DataFrame) -> TimeColumn | None:
 
 
 def without_watermark(output: StructType) -> StructType:
-    """Remove the watermark marks from output columns, because ``applyInPandasWithState`` passes on no watermark.
+    """Remove the watermark from output columns, because ``applyInPandasWithState`` passes on no watermark.
 
-    With a mark, Spark would accept a downstream window in append mode, which would never emit.
+    With it, Spark would accept a downstream window in append mode, which would never emit rows.
     """
     return StructType([StructField(f.name, f.dataType, f.nullable, Watermark.removed(f.metadata)) for f in output])
 
 
 def marked_as_delivered(output: StructType, time_mode: str) -> StructType:
-    """Keep the watermark marks of a processor's output only if ``transformWithState`` passes on a watermark."""
+    """Keep the watermark of a processor's output columns only if ``transformWithState`` passes on a watermark."""
     return without_watermark(output) if time_mode == "ProcessingTime" else output

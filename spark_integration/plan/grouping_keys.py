@@ -89,7 +89,7 @@ def _as_column(names: list[str], key: object) -> Column:
 
 
 def _input_column(df: DataFrame, names: list[str], key: Column, name: str) -> str | None:
-    """Return the name of the input column that a key is; None for any other expression."""
+    """Return the name of the input column that a key refers to; None for other expressions."""
     fold = name_folding(df)
     spelt = [n for n in names if n == name] or [n for n in names if fold(n) == fold(name)]
     if not spelt:
@@ -105,7 +105,7 @@ def _input_column(df: DataFrame, names: list[str], key: Column, name: str) -> st
 
 
 def initial_rows(given: GroupedData, df: DataFrame, grouping: Grouping) -> tuple[DataFrame, Grouping]:
-    """Return the frame and the keys of an initial state. Raises `InvalidArgumentError`."""
+    """Return the frame and keys of an initial state. Raises `InvalidArgumentError`."""
     if not isinstance(given, type(df.groupBy(quoted(df.columns[0])))):
         raise InvalidArgumentError(
             f"initialState must be a grouped DataFrame of this session: {_REMEDY}", given=type(given).__name__
@@ -126,7 +126,7 @@ def initial_rows(given: GroupedData, df: DataFrame, grouping: Grouping) -> tuple
 
 
 def _columns_of(given: GroupedData, frame: DataFrame) -> list[str]:
-    """Return the names of a frame's grouping columns from a count, because Spark does not expose them."""
+    """Return the names of a frame's grouping columns, from a count, because Spark does not expose them."""
     counted = given.count()
     names, fold = counted.columns[:-1], name_folding(frame)
     if names and {*map(fold, names)} <= {*map(fold, frame.columns)}:

@@ -5,10 +5,10 @@
     task: claims ──▶ accumulator ──▶ driver ──▶ the query in its JVM: file:/data/app-spark
                                             ──▶ _queries/<state id>.locations/1
 
-A task gets only its query's id from Spark, and a driver learns the id after the query's start. So the task that claims
-reports the query to the driver (`holdfast.spark_integration.shard.news`), which looks up the location. Spark's
-scheduler delivers the news. It waits up to a second for a query's first note, because a program may end with its only
-micro-batch; after a timeout, it never waits again. A thread per query does the rest.
+A task gets only its query's id from Spark, and the driver does not know the id when the query is defined. So the task
+that makes a claim reports the query to the driver (`holdfast.spark_integration.shard.news`), which looks up the
+location. Spark's scheduler delivers the news. It waits up to a second for a query's first note, because a program may
+end with its only micro-batch; after a timeout, it never waits again. A thread per query stores the location.
 
 A note helps people find a query. If it cannot be stored, for example without credentials, the query continues.
 """
@@ -32,7 +32,7 @@ from holdfast.spark_integration.shard.news import AtWork, News, NewsParam, packe
 from holdfast.spark_integration.spark_state.running_query import running_location
 
 _log = logging.getLogger(__name__)
-#: For the latest application; a process has only one at a time.
+#: The news and notes of the latest application; a process has only one application at a time.
 _heard: list[tuple[SparkContext, Accumulator[News], Noter]] = []
 _lock = threading.Lock()
 _WAITED_S = 1.0
@@ -81,7 +81,7 @@ class Noter:
         self.options: dict[str, dict[str, str]] = {}
 
     def hear(self, query: AtWork) -> None:
-        """Store a query's location in a thread; wait only for its first note, as Spark's scheduler is blocked."""
+        """Store a query's location in a thread; wait only for its first note, because this blocks Spark's scheduler."""
         if query in self._under_way:
             return  # the storage is slow: wait for the next news
         self._under_way.add(query)
@@ -93,12 +93,12 @@ class Noter:
             self._under_way.discard(query)
             _log.info("cannot store the location of query %s: %s", query.query_id, exc)
             return
-        looked.wait(_WAITED_S)  # a query that ends with this micro-batch is then no longer found
+        looked.wait(_WAITED_S)  # otherwise, a query that ends with this micro-batch is no longer found
         if query not in self._known:
             self._known.add(query)
             thread.join(self._waited_s)
             if thread.is_alive():
-                self._waited_s = 0  # the storage would time out for other queries, too
+                self._waited_s = 0  # other queries would time out, too
 
     def _note(self, query: AtWork, looked: threading.Event) -> None:
         try:

@@ -1,8 +1,8 @@
-"""Reads and checks a session's settings: holdfast's, and Spark's settings that affect a definition.
+"""Reads and checks the settings of a session, holdfast's and Spark's, that affect a definition.
 
 A session with far more shuffle partitions than task slots, such as Spark's default of 200, causes a warning. Each
-shuffle partition is a task in every micro-batch, however few the rows, and is never coalesced, because Spark plans
-streaming queries without adaptive execution. A query keeps its initial number of partitions.
+shuffle partition is a task in every micro-batch, however few the rows. Partitions are never coalesced, because Spark
+plans streaming queries without adaptive execution. A query keeps its initial number of partitions.
 
 The number of task slots follows from the configuration, which a Spark Connect session has too::
 
@@ -12,7 +12,7 @@ The number of task slots follows from the configuration, which a Spark Connect s
     otherwise                                   executor.instances * executor.cores; standalone: cores.max at most
 
 divided by ``spark.task.cpus``. If a value is missing, as on a standalone cluster without a limit on cores, the number
-is unknown and no warning is given.
+is unknown, and there is no warning.
 """
 
 from __future__ import annotations
@@ -98,10 +98,9 @@ def warn_of_partitions(session: SparkSession, stacklevel: int) -> None:
     slots = task_slots(configuration, cores)
     if slots is not None and partitions > _FAR_MORE * slots:
         warnings.warn(
-            f"this session has {partitions} shuffle partitions for {slots} task slots: a new query in it "
-            f"runs {partitions} tasks in every micro-batch, each of 0.1 s or more, however few its rows. Set "
-            f"{_KEY}={slots}, or a small multiple if the cluster will grow; a query keeps its initial "
-            "number",
+            f"this session has {partitions} shuffle partitions for {slots} task slots: a new query runs {partitions} "
+            "tasks in every micro-batch, each of 0.1 s or more, however few the rows. Set "
+            f"{_KEY}={slots}, or a small multiple if the cluster will grow; a query keeps its initial number",
             stacklevel=stacklevel + 1,
         )
 

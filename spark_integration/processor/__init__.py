@@ -1,1 +1,1 @@
-"""``transformWithState``: Spark's `StatefulProcessor` on state tables, accessed for many keys at once."""
+"""``transformWithState``: Spark's `StatefulProcessor` on state tables, which are read for many keys at once."""

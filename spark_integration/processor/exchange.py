@@ -148,16 +148,16 @@ class ProcessorOutput(GatheredOutput, Protocol):
 
 
 class Exchange(Protocol):
-    """The form of rows, keys and output in one API; sent to the workers."""
+    """The form of rows, keys and output in an API; sent to the workers."""
 
     def slabs(self, rows: pa.Table, order: KeyOrder) -> KeySlabs[Any]:
-        """Return the rows by key, in the form that ``handleInputRows`` iterates over."""
+        """Return the rows by key, in the form over which ``handleInputRows`` iterates."""
 
     def keys(self, shown: pa.Table) -> list[KeyTuple]:
         """Return keys in the form that ``handleInputRows`` takes."""
 
     def output(self) -> ProcessorOutput:
-        """Return a new collector of output."""
+        """Return a new, empty output."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class RowExchange:
 
 @dataclass(frozen=True)
 class FrameExchange:
-    """The exchange of ``transformWithStateInPandas``: frames."""
+    """The exchange of ``transformWithStateInPandas``: pandas frames."""
 
     output_schema: StructType
     frame_format: FrameFormat  #: The output's format
@@ -202,7 +202,7 @@ class FrameExchange:
         return list(zip(*map(self._key_column, shown.column_names, shown.columns), strict=True))
 
     def _key_column(self, name: str, column: pa.ChunkedArray) -> list[Any]:
-        """Return Python values; times are pandas values, timestamps without a zone, in the session's time zone."""
+        """Convert keys to Python values; times become pandas values, without a zone but in the session's time zone."""
         if pa.types.is_nested(column.type):
             return [value for (value,) in key_tuples(pa.table({name: column}), self.frame_format)]
         if pa.types.is_timestamp(column.type) or pa.types.is_duration(column.type):
@@ -223,9 +223,9 @@ class FrameExchange:
 
 
 class _ProcessorFrames(OutputFrames):
-    """Takes a processor's frames as Spark's worker does: converts each frame when it is yielded.
+    """Takes a processor's frames as Spark's worker does: reads each frame when it is yielded.
 
-    So a processor may change a frame and yield it again; extra columns are ignored, and booleans can be numbers.
+    So a processor may change a frame and yield it again. Extra columns are ignored, and booleans may become numbers.
     """
 
     keeps_booleans = True

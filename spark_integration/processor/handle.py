@@ -1,7 +1,7 @@
 """The handle that a processor receives in ``init``, to declare state variables and manage timers.
 
-On the driver, `init` runs once to collect the processor's declarations; state cannot be used. In a worker, `init` runs
-at the start of each call of a shard, with access to state. The same rules apply to both.
+On the driver, `init` runs once to collect the processor's declarations, without access to state. In a worker, `init`
+runs at the start of each call of a shard, with access to state. The same rules apply to both.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class States(Protocol):
 
 
 class ProcessorHandle(StatefulProcessorHandle):
-    """Spark's handle on holdfast's state; collects the declared `variables`.
+    """Spark's handle, for holdfast's state; collects the declared `variables`.
 
-    `schemas` holds parsed schemas by their text: the driver parses them, since workers have no JVM.
+    `schemas` maps the text of a schema to the parsed schema: only the driver parses text, since workers have no JVM.
     """
 
     def __init__(
@@ -138,8 +138,8 @@ class ProcessorHandle(StatefulProcessorHandle):
         if schema not in self._schemas:
             if self.phase != PRE_INIT:
                 raise InvalidArgumentError(
-                    f"init declares {what} with a different schema here than when the operator was defined: it must "
-                    "declare the same everywhere",
+                    f"init declares {what} with a different schema in this task than at the operator's definition: it "
+                    "must always declare the same schema",
                     schema=schema,
                 )
             self._schemas[schema] = self._parse(schema, what)
@@ -164,7 +164,7 @@ class ProcessorHandle(StatefulProcessorHandle):
             )
         if ttl_ms > LONGEST_TTL_MS:
             raise InvalidArgumentError(
-                "ttlDurationMs must be at most 10,000 years: leave it out for no expiry", state=name, given=ttl_ms
+                "ttlDurationMs must be at most 10,000 years: omit it for no expiry", state=name, given=ttl_ms
             )
         return ttl_ms
 
@@ -230,8 +230,8 @@ class PickledProcessor:
             self._pickled: bytes = cloudpickle.dumps(processor)  # type: ignore[no-untyped-call]
         except Exception as exc:  # an attribute's methods may raise anything
             raise InvalidArgumentError(
-                f"the {type(processor).__name__} cannot be pickled to reach the workers: {exc}. Create connections, "
-                "locks and the like in init"
+                f"the {type(processor).__name__} cannot be pickled for the workers: {exc}. Create connections, locks "
+                "and the like in init"
             ) from exc
 
     def unpickled(self) -> StatefulProcessor:
@@ -242,22 +242,20 @@ class PickledProcessor:
             module, _, _ = str(exc.name).partition(".")
             raise InvalidArgumentError(
                 f"the processor comes from the module {module}, which Spark's tasks cannot import: send it with "
-                f'spark.addArtifacts("{module}.py", pyfile=True) or spark-submit --py-files, or install it where the '
-                "executors run"
+                f'spark.addArtifacts("{module}.py", pyfile=True) or spark-submit --py-files, or install it on the '
+                "executors"
             ) from exc
         return processor
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """The declarations of a processor."""
-
     variables: tuple[StateVariable, ...]
     schemas: dict[str, StructType]  #: Parsed schemas, by the text given
 
 
 def declaration_of(processor: PickledProcessor, time_mode: TimeMode, parse: ParseText = parse_struct) -> Declaration:
-    """Run ``init`` and ``close`` and return the declarations; `parse` parses schemas given as text."""
+    """Run ``init`` and ``close``; return the declarations, with schemas given as text parsed by `parse`."""
     fresh = processor.unpickled()
     schemas: dict[str, StructType] = {}
     handle = ProcessorHandle(time_mode, schemas, _NoStates(), None, PRE_INIT, parse)
@@ -273,7 +271,7 @@ class _NoStates:
         return _Unusable(variable)
 
     def drop(self, name: str) -> None:
-        """Do nothing: the workers delete the values."""
+        """Do nothing, because the workers delete the values."""
 
 
 class _Unusable:
@@ -288,7 +286,7 @@ class _Unusable:
 
         def fail(*_: object, **__: object) -> NoReturn:
             raise invalid_handle_state(
-                f"using {self._variable.what} in init, where no key is being called", name, PRE_INIT
+                f"using {self._variable.what} in init, which has no current key", name, PRE_INIT
             )
 
         return fail

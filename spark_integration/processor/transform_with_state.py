@@ -10,14 +10,14 @@
                                                                      │
                                                  close ◀─────────────┘ ─▶ evict expired state
 
-Keys are called in ascending order, null first and NaN last. The timers that fire are fixed after the last row: timers
-registered while timers fire wait for the next micro-batch.
+Keys are called in ascending order, null first and NaN last. The set of timers that fire is fixed after the last row:
+timers registered while timers fire wait for the next micro-batch.
 
 `AttributeWatch` warns if a processor keeps state in its attributes, which are lost when the shard's call ends.
 
 At a restart, variables and their value columns may be added and removed; they are matched by name. Errors include
-Spark's error class. Like Spark, holdfast checks in a run's first micro-batch, since a definition's query, and thus its
-state, is not known before.
+Spark's error class. Like Spark, holdfast checks them in a run's first micro-batch, because a definition's query, and
+thus its state, is unknown before.
 """
 
 from __future__ import annotations
@@ -85,14 +85,14 @@ def require_same_grouping(stored: StoredTables, grouping: pa.Schema) -> None:
         if not before.equals(grouping):
             _refuse(
                 "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE",
-                f"the state was grouped by different columns: group by the stored columns and names, {NEW_QUERY}",
+                f"the state was grouped by different columns: group by the stored columns, {NEW_QUERY}",
                 stored=described(before),
                 asked=described(grouping),
             )
 
 
 def require_same_kind(variable: StateVariable, stored: StoredTables) -> None:
-    """Raise `SchemaMismatchError` if a variable of a different kind has stored values under this name."""
+    """Raise `SchemaMismatchError` if a variable of this name but a different kind has stored values."""
     for kind in KINDS:
         table = table_of(kind, variable.name)
         if kind != variable.kind and table in stored.held and not _is_index(table, stored):
@@ -107,8 +107,8 @@ def require_same_kind(variable: StateVariable, stored: StoredTables) -> None:
     if _is_index(variable.table, stored) or (variable.ttl_ms and index in stored.held and not _is_index(index, stored)):
         _refuse(
             "STATE_STORE_INVALID_VARIABLE_TYPE_CHANGE",
-            f"{variable.what} shares a table with an earlier variable: with a TTL, a variable's index has the "
-            f"variable's name and '.expiring'. Give the new variable a different name, {NEW_QUERY}",
+            f"{variable.what} shares a table with an earlier variable: with a TTL, a variable's index is named after "
+            f"the variable, with '.expiring'. Give the new variable a different name, {NEW_QUERY}",
             tables=[variable.table, *([index] if variable.ttl_ms else [])],
         )
 
@@ -121,12 +121,12 @@ def require_readable_values(variable: StateVariable, declared: TableSchema, stor
     if key_changes(live, declared):
         _refuse(
             "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE",
-            f"the key of {variable.what} has different columns or types than its stored entries: declare these, "
-            f"give the variable a different name, {NEW_QUERY}",
+            f"the key of {variable.what} has different columns or types than its stored entries: declare the stored "
+            f"columns, give the variable a different name, {NEW_QUERY}",
             stored=described(live.key),
             asked=described(declared.key),
         )
-    # Spark accepts the declaration if no column can be a renamed column.
+    # Spark accepts the declaration if no new column can be a renamed column.
     has_ttl = variable.ttl_ms is not None
     why = value_changes(live, declared)
     why += misread_columns(stored, declared, variable.name, has_ttl=has_ttl, only_fitting=True)
@@ -154,8 +154,8 @@ def _refuse(condition: str, message: str, **facts: object) -> NoReturn:
 class AttributeWatch:
     """Compares a processor's attributes before and after its calls.
 
-    A cache created by ``init`` may grow. A container that was pickled with the processor may not: its author expects
-    it to persist.
+    A cache created by ``init`` may grow. A container that was pickled with the processor may not grow, because its
+    author seems to expect it to persist.
     """
 
     def __init__(self, processor: StatefulProcessor) -> None:
@@ -181,9 +181,9 @@ class AttributeWatch:
             return
         _warned.add(name)
         warnings.warn(
-            f"{owner.__name__} has changed its attributes while it handled rows or timers: {', '.join(changed)}. They "
-            "will be gone in the next micro-batch: use a state variable, or, for a cache, create the attribute in "
-            "init",
+            f"{owner.__name__} has changed its attributes while it handled rows or timers: {', '.join(changed)}. The "
+            "changes will be lost after this micro-batch: use a state variable, or, for a cache, create the attribute "
+            "in init",
             stacklevel=2,
         )
 
@@ -226,7 +226,7 @@ class TransformWithState:
             own = variable.tables(self.key_types)
             if tables.keys() & own.keys():
                 raise InvalidArgumentError(
-                    f"{variable.what}: a variable with a TTL keeps its index under this name: rename one of them"
+                    f"{variable.what} shares a table with another variable's index by TTL: rename one of them"
                 )
             tables |= own
         if self.time_mode != "None":
@@ -271,7 +271,7 @@ class TransformWithState:
     def slabs(
         self, batch: ShardInput, at_once: KeysAtOnce
     ) -> Iterator[tuple[Keys, list[KeyTuple], Iterable[Iterator[Any]]]]:
-        """Yield slabs of keys in ascending order: the keys, their form for the processor, and each key's rows."""
+        """Yield slabs of ascending keys: the keys, their form for the processor, and each key's rows."""
         keys = batch.keys(self.grouping)
         order = KeyOrder.of(keys)
         is_first = batch.batch_id == 0 or not self.is_streaming
@@ -294,7 +294,7 @@ class InitialState(TransformWithState):
 
     @classmethod
     def of(cls, step: TransformWithState) -> InitialState:
-        """Return the function for a step whose columns are those of the initial rows."""
+        """Return the function of a step that was defined for the initial rows."""
         return cls(**vars(step))
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
@@ -333,8 +333,8 @@ class _Calls:
         self._attributes.begin()
         if self._handle.variables != {variable.name: variable for variable in step.declared.variables}:
             raise InvalidArgumentError(
-                "init declares different state variables here than when the operator was defined: it must declare "
-                "the same everywhere",
+                "init declares different state variables in this task than at the operator's definition: it must "
+                "always declare the same variables",
                 operator=self._operator,
                 here=list(self._handle.variables),
                 defined=[variable.name for variable in step.declared.variables],
@@ -433,7 +433,7 @@ class _Calls:
 
 
 def _times_of(step: TransformWithState, times: BatchTimes) -> tuple[TimerValues, int]:
-    """Return the times that a processor sees, and the time up to which timers are due."""
+    """Return the times that a processor sees, and the last time at which timers are due."""
     if step.time_mode == "None":
         return TimerValues(_NO_TIME, _NO_TIME), _NO_TIME
     watermark_ms = (times.watermark_ms or 0) if step.is_streaming else _NO_TIME

@@ -101,8 +101,8 @@ def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: 
     except HoldfastError as exc:
         if opened.policy.is_full(lineage):
             raise UnavailableError(
-                f"no snapshot can be written, and the last is {len(lineage.commits)} commits old: free space in "
-                f"spark.holdfast.state.dir or make its storage faster, then restart the query ({exc.message})",
+                f"no snapshot can be written, and {len(lineage.commits)} commits have accumulated since the last: free "
+                f"space in spark.holdfast.state.dir or make its storage faster, then restart the query ({exc.message})",
                 shard=opened.prefix,
             ) from exc
         _log.warning("%s continues without a snapshot: %s", opened.prefix, exc)

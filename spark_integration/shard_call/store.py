@@ -73,7 +73,7 @@ class ShardStore:
             raise StateLostError(
                 "Spark's state has no pointer to this shard, which has state from earlier micro-batches: start the "
                 "query from its own, complete checkpoint location. Only if it was rewound to before the shard's first "
-                "micro-batch, or repeats a failed micro-batch with different input: delete the shard's files in the "
+                "micro-batch, or repeated a failed micro-batch with different input: delete the shard's files in the "
                 "state directory and on the executors",
                 shard=self.prefix,
                 on_executors=self.shard.directory,

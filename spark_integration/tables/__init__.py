@@ -1,1 +1,1 @@
-"""State tables shared by several APIs: entries of lists and maps, and the changes to tables that a restart may make."""
+"""Parts of state tables that several APIs share: rows of lists and maps, and checks of changed tables at a restart."""

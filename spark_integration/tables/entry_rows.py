@@ -9,8 +9,8 @@ A row's key starts with the grouping key; all rows of a grouping key have its ha
 
 So one prefix scan reads all entries of many keys, and an entry is read and written by its full key.
 
-Element numbers of a list only grow, so an append does not read the list: a number is the version that the micro-batch
-commits, times 2³², plus a count within the shard's call.
+Element numbers only grow, so that an append need not read the list. An element's number is the version that the
+micro-batch commits, times 2³², plus a count within the shard's call.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def first_number(version: int) -> int:
 
 
 def renumbered(run: Run, versions: int) -> Run:
-    """Renumber elements, or their expiry, as if written `versions` earlier, for a restored query."""
-    place = 1 + len(run.schema.key)  # the number is the last key column, after the hash and the deletion mark
+    """Renumber elements or their index entries as if written `versions` earlier, for a restored query."""
+    place = 1 + len(run.schema.key)  # the number is the last key column; hash and deletion mark come first
     if run.batch.column(place).type != pa.int64():
         raise CorruptionError("the table of a list has no element numbers", table=run.schema.name)
     try:
@@ -54,8 +54,6 @@ def renumbered(run: Run, versions: int) -> Run:
 
 @dataclass(frozen=True)
 class Entries:
-    """A batch of entries."""
-
     places: IntArray  #: Index of each entry's key among the requested keys
     own_keys: pa.RecordBatch
     values: pa.RecordBatch
@@ -65,16 +63,14 @@ class Entries:
 
     @property
     def size_bytes(self) -> int:
-        """Size of the columns in bytes."""
         return int(self.own_keys.nbytes + self.values.nbytes)
 
     def take(self, rows: IntArray) -> Entries:
-        """Return the entries at `rows`, in their order."""
         return Entries(self.places[rows], take(self.own_keys, rows), take(self.values, rows))
 
 
 class Ranges(NamedTuple):
-    """Ranges of a time in microseconds, or of a number; the ranges of a key do not overlap."""
+    """Ranges of times in microseconds, or of numbers; the ranges of a key do not overlap."""
 
     key: IntArray  #: Index of each range's key among the requested keys
     first: IntArray
@@ -99,13 +95,13 @@ class EntryRows:
 
     @property
     def value_types(self) -> pa.Schema:
-        """The value columns."""
         return self._values
 
     def scan(self, keys: Keys, near: Ranges | None = None) -> Iterator[Entries]:
         """Yield the unexpired entries of distinct grouping keys, in any order.
 
-        `near` limits them to entries whose first own key column is in a range of their key; others cost almost nothing.
+        `near` limits them to entries whose first own key column is in a range of their grouping key; skipped entries
+        cost almost nothing.
         """
         asked = keys
         if near is not None:
@@ -120,7 +116,7 @@ class EntryRows:
         for run in self._transaction.scan_prefix(self._schema.name, asked):
             rows = self._live(run)
             prefixes = from_columns(rows.keys.columns[:width], self._prefix.key, len(rows))
-            # A row's grouping key is one of the keys, identified by its hash unless two keys share a hash.
+            # The hash identifies a row's grouping key unless two keys share a hash.
             found = (
                 sorted_keys.find(Keys(rows.hashes, prefixes))
                 if share_hashes
@@ -132,7 +128,7 @@ class EntryRows:
             )
 
     def are_many(self, keys: Keys) -> BoolArray:
-        """Return which keys are known to have too many entries to read all."""
+        """Return which keys are known to have too many entries to read all of them."""
         return np.isin(keys.hashes, self._transaction.crowded(self._schema.name))
 
     def _live(self, run: Run) -> Run:

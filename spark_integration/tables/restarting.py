@@ -1,8 +1,8 @@
-"""Checks the changes to state tables at a restart, for APIs that name their tables.
+"""Checks the changes to state tables at a restart.
 
-Columns match by name. A restart may add, reorder and widen columns. An omitted column stays hidden in stored rows and
-can be declared again. Renames and drops need `ColumnChanges`, which `StoredTables.with_changes` applies before these
-checks.
+Columns are matched by name. A restart may add, reorder and widen columns. An omitted column stays hidden in stored rows
+and can be declared again. Renames and drops need `ColumnChanges`, which `StoredTables.with_changes` applies before
+these checks.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def require_same_api(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
     """Raise `SchemaMismatchError` if the configurations show that a different kind of operator wrote the state."""
     if _kind(stored) != _kind(now):
         raise SchemaMismatchError(
-            "the state was written by another kind of operator: by a processor (transformWithState), by a function "
-            f"(apply…WithState), or by an operator such as agg. Define it as that kind, {NEW_QUERY}",
+            "the state was written by another kind of operator; the kinds are processors (transformWithState), "
+            f"functions (apply…WithState), and operators such as agg. Define an operator of that kind, {NEW_QUERY}",
             stored=_kind(stored),
             defined=_kind(now),
         )
@@ -45,8 +45,8 @@ def require_readable_tables(stored: StoredTables, declared: Mapping[str, TableSc
     before, after = (tables[TIMERS].value.names if TIMERS in tables else [] for tables in (stored.held, declared))
     if before != after:
         raise SchemaMismatchError(
-            "the state has other timers than the operator declares, or timers of another clock: those in processing "
-            f"time have 'due_processing_ms'. Set timeMode or timeoutConf back, {NEW_QUERY}",
+            "the stored timers do not fit the operator: only one of them has timers, or their clocks differ "
+            f"('due_processing_ms' is processing time). Set timeMode or timeoutConf back, {NEW_QUERY}",
             stored=before,
             declared=after,
         )
@@ -55,9 +55,9 @@ def require_readable_tables(stored: StoredTables, declared: Mapping[str, TableSc
     new, gone = ([n for n in tables if n not in stored.held], sorted(stored.last - own - {*tables}))
     if new and gone:
         raise SchemaMismatchError(
-            "state tables cannot be renamed: some are new, and would begin empty, while others are left out. Declare "
-            "the old names; if they are other tables, leave out the old ones first, and add the new ones at a later "
-            "restart",
+            "state tables cannot be renamed: some tables are new, and would start empty, while others are missing. "
+            "Declare the old names; to replace tables, omit the old tables at one restart and add the new tables at a "
+            "later restart",
             new=new,
             left_out=gone,
         )
@@ -71,20 +71,19 @@ def _require_readable(stored: StoredTables, declared: Mapping[str, TableSchema],
     keys = key_changes(live, table)
     if keys:
         raise SchemaMismatchError(
-            "the key columns of stored state never change: group by the same columns, of the same names and types, "
-            f"{NEW_QUERY}",
+            f"the key columns of stored state cannot change: group by columns of the same names and types, {NEW_QUERY}",
             table=name,
             changed=keys,
             stored=described(live.key),
             declared=described(table.key),
         )
-    why = [f"{change}: its stored values cannot be read so" for change in value_changes(live, table, exact=True)]
+    why = [f"{change}: stored values cannot be converted" for change in value_changes(live, table, exact=True)]
     why += misread_columns(stored, table, within, has_ttl=index_of(name) in declared)
     if why:
         raise SchemaMismatchError(
             f"stored state cannot be read with the columns that the operator declares ({'; '.join(why)}). Declare the "
-            "stored columns and types, or wider ones; give a column of another type another name; migrate the state "
-            f"by savepoints.restore(…, migrate=…); {NEW_QUERY}",
+            "stored columns with the same or wider types, give a column with a new type a new name, migrate the state "
+            f"with savepoints.restore(…, migrate=…), {NEW_QUERY}",
             table=name,
             stored=described(stored.latest[name].value),
             declared=described(table.value),
@@ -103,14 +102,14 @@ def misread_columns(
     ]
     if EXPIRES in live.value.names and EXPIRES in declared.value.names:
         had_ttl = index_of(declared.name) in stored.held
-        why += [f"{EXPIRES}: a column of the user's and the time to live"] if had_ttl != has_ttl else []
+        why += [f"{EXPIRES}: a user's column in one run and the time to live in another"] if had_ttl != has_ttl else []
     return why
 
 
 def _unconsented(
     live: TableSchema, latest: TableSchema, declared: TableSchema, within: str | None, *, only_fitting: bool
 ) -> list[str]:
-    """Explain how to rename, drop or hide columns of `latest` if a restart omits some and adds others."""
+    """Explain how to rename, drop or hide columns of `latest` if a restart omits columns and adds others."""
     known, now = {field.name: field.type for field in live.value}, set(declared.value.names)
     new = [f for f in declared.value if f.name not in known and f.name != EXPIRES]
     gone = [name for name in latest.value.names if name not in now and name != EXPIRES]
@@ -120,11 +119,11 @@ def _unconsented(
         rename |= {name: fitting[0]} if fitting else {}
     if not new or not gone or (only_fitting and not rename):
         return []
-    ways = [f"to rename, give {_spelled({'rename': rename}, within)}"] if rename else []
-    ways.append(f"to lose the values, give {_spelled({'drop': gone}, within)}")
+    ways = [f"to rename, pass {_spelled({'rename': rename}, within)}"] if rename else []
+    ways.append(f"to delete the values, pass {_spelled({'drop': gone}, within)}")
     names = ", ".join(f.name for f in new), ", ".join(gone)
-    ways.append("to keep them hidden in the rows that have them, make two restarts of it")
-    return [f"{names[0]} new and {names[1]} left out in one start: {'; '.join(ways)}"]
+    ways.append("to keep them hidden in stored rows, make the changes in two restarts")
+    return [f"{names[0]} added and {names[1]} omitted at the same restart: {'; '.join(ways)}"]
 
 
 def _spelled(changes: dict[str, object], within: str | None) -> str:
@@ -132,13 +131,13 @@ def _spelled(changes: dict[str, object], within: str | None) -> str:
 
 
 def _renamed_fields(held: _Fields, latest: _Fields, declared: _Fields, within: str = "") -> list[str]:
-    """Explain which nested fields look renamed: a field is missing and a new field has a fitting type."""
+    """List nested fields that may be renamed: a field is missing, and a new field has a fitting type."""
     was_held, was, now = ({field.name: field.type for field in fields} for fields in (held, latest, declared))
     gone = [name for name in was if name not in now]
     new = [name for name in now if name not in was_held]
     found = [
-        f"{within}{before} → {within}{after}: what is renamed loses its values; to drop the one and add the other, do "
-        "it in two restarts"
+        f"{within}{before} → {within}{after}: a renamed field loses its values; to drop one field and add the other, "
+        "use two restarts"
         for before in gone
         for after in new
         if within and is_readable_as(was[before], now[after])
@@ -159,9 +158,9 @@ def _fields_in(t: pa.DataType) -> list[pa.Field]:
 
 
 def _no_longer_null(live: TableSchema, declared: TableSchema) -> list[str]:
-    """Explain which columns are declared NOT NULL although stored rows may have nulls."""
+    """List the columns that are declared NOT NULL although stored rows may have nulls."""
     return [
-        f"{name.partition('.')[2]}: it is NOT NULL, and rows may be stored that have null there; declare it nullable"
+        f"{name.partition('.')[2]}: it is NOT NULL, but stored rows may have null there; declare it nullable"
         for name in sorted(declared.not_null - live.not_null, key=lambda name: (name.startswith(VALUE_SIDE), name))
     ]
 
@@ -193,7 +192,7 @@ class OperatorFunction(ShardFunction):
         for name, value in self.configuration().items():  # such as windows, or a ranking
             if configuration.get(name, value) != value:
                 raise SchemaMismatchError(
-                    f"the {name} has changed, and stored rows belong to the old one: set it back, {NEW_QUERY}",
+                    f"the operator's {name} has changed, and stored rows need the old value: set it back, {NEW_QUERY}",
                     stored=configuration[name],
                     defined=value,
                 )
@@ -201,4 +200,4 @@ class OperatorFunction(ShardFunction):
         require_readable_tables(stored, self.tables())
 
     def require_same_columns(self, stored: StoredTables) -> None:
-        """Check properties beyond the names and types of stored columns; by default nothing."""
+        """Check stored columns beyond names and types; by default, check nothing."""

@@ -8,11 +8,11 @@
     "bob"  10:00          1            10:59:59.999    "bob"  10:00
 
 A new row gets one index entry. A row whose end moves, such as a session, keeps its entry until the entry is due, and
-gets an entry for its new end after that. Entries of removed rows are skipped.
+then gets an entry for its new end. Entries of removed rows are skipped.
 
 The index is a table of timers (`holdfast.spark_integration.timers`), which savepoints, rescaling and look-ups support.
-A row has ended once ``end <= watermark``; a timer is due once the watermark is later. So a timer is a millisecond
-earlier than the end.
+A row has ended once ``end <= watermark``; a timer is due once the watermark is later. So a timer is set a millisecond
+before the end.
 
 A time to live (`Ttl`) uses event time or, without a watermark, processing time. In processing time, expired rows are
 removed at the shard's next call with rows, before the look-ups.
@@ -34,9 +34,9 @@ from holdfast.spark_integration.shard.operator import STATE_TABLE, BatchTimes, C
 from holdfast.spark_integration.timers import TIMERS_BY_DUE, Timers, timers_schema
 from holdfast.spark_integration.transport.packed import moments_of
 
-#: The value column with the end of a row's time to live; null for ever.
+#: The value column with the end of a row's time to live; null if the row never expires.
 UNTIL = pa.field("until", pa.timestamp("us", "UTC"))
-#: `UNTIL` of a row that lives for ever, as a number.
+#: `UNTIL` of a row that never expires, as a number.
 NEVER = np.iinfo(np.int64).max
 
 
@@ -50,7 +50,7 @@ class Ends:
 
     @classmethod
     def by_calls(cls, transaction: Transaction, times: BatchTimes) -> Ends:
-        """Return an index of ends in processing time, whose rows the next call with rows removes."""
+        """Return an index of ends in processing time; the next call with rows removes ended rows."""
         found = cls(transaction, times)
         found._earliest_ms = 0 if times.previous_ms is None else times.previous_ms
         found._now_ms = times.processing_ms
@@ -69,12 +69,12 @@ class Ends:
             self._earliest_ms = first_ms if self._earliest_ms is None else min(self._earliest_ms, first_ms)
 
     def move(self, keys: Keys, end_us: IntArray, before_us: IntArray) -> None:
-        """Add entries for rows whose end is now earlier; rows with a later end keep their entry."""
+        """Add entries for rows whose end has become earlier; rows with a later end keep their entry."""
         rows = np.flatnonzero(end_us < before_us)
         self.add(keys.take(rows), end_us[rows])
 
     def go_on(self, keys: Keys, end_us: IntArray) -> BoolArray:
-        """Return which rows have not ended, and add new entries for these rows."""
+        """Return which rows have not ended, and add entries for their ends."""
         lives: BoolArray = due_of(end_us) >= (self._now_ms or 0)
         rows = np.flatnonzero(lives)
         self.add(keys.take(rows), end_us[rows])
@@ -120,7 +120,7 @@ class Ttl:
     """A time to live and its clock."""
 
     length_us: int
-    event_time: str | None  #: The column with the start time; None for the time of the micro-batch
+    event_time: str | None  #: The column with the time from which it counts; None for the micro-batch's time
 
     @property
     def clock(self) -> str:
@@ -128,7 +128,7 @@ class Ttl:
         return "processing time" if self.event_time is None else "event time"
 
     def until(self, rows: pa.Table, times: BatchTimes) -> pa.Array:
-        """Return when the time to live of each row ends; a null time counts as 1970."""
+        """Return the end of each row's time to live; a null time counts as 1970."""
         if self.event_time is None:
             return timestamps(np.full(rows.num_rows, times.processing_ms * 1000 + self.length_us), UNTIL.type)
         at = one_chunk(moments_of(rows.column(self.event_time))).cast(pa.int64())
@@ -138,7 +138,7 @@ class Ttl:
         return Ends.by_calls(transaction, times) if self.event_time is None else Ends(transaction, times)
 
     def next_call_ms(self, ends: Ends) -> int | None:
-        """Return when the shard must be called even without rows; None for never."""
+        """Return when the shard must be called even without rows; None if never."""
         return None if self.event_time is None else ends.earliest_ms()
 
 

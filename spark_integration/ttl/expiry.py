@@ -1,4 +1,4 @@
-"""Rows with a time to live: a state table with one row per key, until the row is deleted or expires.
+"""State tables with a time to live: each key's row stays until it is deleted or expires.
 
 The column `EXPIRES` has the time at which a row expires. A second table, the index, has the keys in order of that time,
 like timers (`holdfast.spark_integration.timers`), so that eviction reads only expired rows::
@@ -6,11 +6,11 @@ like timers (`holdfast.spark_integration.timers`), so that eviction reads only e
     state                                    state.expiring
     user   n   expires_ms                    hash                     user   key_hash
     "ann"  3   1 700 003 600 412             1 700 003 656 250 + 2⁶³  "ann"  …     ← at most a step later
-    "bob"  1   1 700 007 199 807             1 700 003 600 000 + 2⁶³  "bob"  …     ← was refreshed
+    "bob"  1   1 700 007 199 807             1 700 003 600 000 + 2⁶³  "bob"  …     ← since refreshed
 
 A rewritten row keeps its index entry until the entry is due, and then gets an entry for its new time. So a row that is
-refreshed in every micro-batch moves once per time to live and has one entry. A row written without a read gets an entry
-without a look-up; to limit these entries, times are rounded up to a step, about `1 / STEPS` of the time to live.
+refreshed in every micro-batch has one entry, which moves once per time to live. A row that is written without a read
+always gets an entry; to limit their number, times are rounded up to a step, about `1 / STEPS` of the time to live.
 
 Invariant: every row has an index entry no later than its rounded-up time, and later than all evicted times.
 """
@@ -43,7 +43,7 @@ NEVER = np.iinfo(np.int64).max
 
 
 class KeyRows:
-    """Rows without expiry of a micro-batch's keys; reads see earlier writes. Not thread-safe."""
+    """The rows of given keys in a table without expiry; reads see earlier writes. Not thread-safe."""
 
     def __init__(self, transaction: Transaction, table: str, keys: Keys) -> None:
         self._transaction = transaction
@@ -82,11 +82,11 @@ class KeyTimes:
 
 
 class Expiry:
-    """The expiry of a table's rows, in processing or event time; ms since 1970.
+    """The expiry of a table's rows, in processing or event time; times are in ms since 1970.
 
-    A row lives for `ttl_ms` after its last write, until ``expires_ms <= now_ms``, as in Spark; in event time, `now_ms`
-    is the watermark. If `ttl_ms` is None, only rows of earlier runs expire. Rows that had expired by
-    `evicted_until_ms`, if known, were removed.
+    A row expires `ttl_ms` after its last write, once ``expires_ms <= now_ms``, as in Spark; in event time, `now_ms` is
+    the watermark. If `ttl_ms` is None, only rows of earlier runs expire. Rows that had expired by `evicted_until_ms`,
+    if known, were removed.
     """
 
     def __init__(self, table: str, ttl_ms: int | None, now_ms: int, evicted_until_ms: int | None) -> None:
@@ -112,7 +112,7 @@ class Expiry:
         """Remove expired rows."""
         with transaction.deleting() as delete:
             for due in Timers(transaction, self.index).taken(self._first_ms, self.now_ms + 1):
-                found = transaction.get(self.table, due.keys)  # reads the values, which may be large
+                found = transaction.get(self.table, due.keys)  # with the values, which may be large
                 expires_ms = expires_of(found.values)
                 has_expired = expires_ms <= self.now_ms
                 live = np.flatnonzero(found.exists & ~has_expired & (expires_ms != NEVER))
@@ -125,9 +125,9 @@ class Expiry:
 
 
 class ExpiringKeyRows(KeyRows):
-    """Rows with expiry of a micro-batch's keys; `times` are their event times, if these are the clock.
+    """The rows of given keys in a table with expiry; `times` are their event times, if event time is the clock.
 
-    Deleting a row leaves its index entry, which is removed when it is due.
+    The index entry of a deleted row stays until it is due.
     """
 
     def __init__(self, transaction: Transaction, expiry: Expiry, keys: Keys, times: KeyTimes | None = None) -> None:
@@ -136,11 +136,11 @@ class ExpiringKeyRows(KeyRows):
         now_ms = np.full(len(keys), expiry.now_ms)
         self._now_ms = now_ms if times is None else np.maximum(now_ms, times.first_ms)
         self._expires_ms = expiry.expires_ms(now_ms if times is None else times.last_ms)
-        # A row of the key that expires at this time or later is known to have an index entry.
+        # If the key's row expires at this time or later, it is known to have an index entry.
         self._indexed_from: IntArray = np.full(len(keys), NEVER)
 
     def get(self) -> Found:
-        """Return the row of each key; expired rows are absent."""
+        """Return the rows; expired rows are absent."""
         found = super().get()
         expires_ms = expires_of(found.values)
         self._indexed_from = np.where(found.exists, np.minimum(self._indexed_from, expires_ms), self._indexed_from)
@@ -190,7 +190,7 @@ def expiring_tables(table: str, key_types: pa.Schema, value_types: pa.Schema) ->
 
 
 def expires_of(values: pa.RecordBatch) -> IntArray:
-    """Return when rows expire, from their last column."""
+    """Return when rows expire, given their values; `EXPIRES` is the last column."""
     expires_ms: IntArray = values.column(values.num_columns - 1).fill_null(NEVER).to_numpy()
     return expires_ms
 

@@ -1,1 +1,1 @@
-"""State variables and timers of a processor, stored in tables and used key by key."""
+"""A processor's state variables and timers, stored in tables and used key by key."""

@@ -1,9 +1,9 @@
-"""A slab: the keys whose state is fetched and written together, its current key, and Spark's errors of state calls.
+"""A slab: the keys whose state is fetched and written together, its current key, and Spark's errors for state calls.
 
 Entries of lists and maps are fetched for as many keys at once as memory allows: one scan reads a window of the slab's
 keys, starting at the current key. If a window is too large, a smaller window is tried; later windows grow again. If a
-single key is too large, it is not fetched, and the caller reads it in pieces. The same holds for a key that is called
-again after its window was released.
+single key is too large, it is not fetched, and the caller reads it in pieces, like a key that is called again after its
+window was released.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _STEP = 4
 
 
 def state_error(doing: str, condition: str, message: str) -> PySparkRuntimeError:
-    """Return the error of a failed state call, such as `doing` "updating value state"; Spark has no class for it."""
+    """Return the error of a state call; `doing` is, for example, "updating value state". Spark has no class for it."""
     return PySparkRuntimeError(f"Error {doing}: [{condition}] {message}")
 
 
 def invalid_handle_state(doing: str, operation: str, phase: str) -> PySparkRuntimeError:
-    """Return the error of a call that the processor's phase does not allow."""
+    """Return the error of a state call that the processor's phase does not allow."""
     return state_error(
         doing,
         INVALID_HANDLE_STATE,
@@ -71,12 +71,12 @@ class CalledSlab:
     def current(self, doing: str) -> int:
         """Return the index of the current key.
 
-        Raises `PySparkRuntimeError` in ``init`` and ``close``, `InvalidArgumentError` in a different thread.
+        Raises `PySparkRuntimeError` in ``init`` and ``close``, `InvalidArgumentError` in another thread.
         """
         if self._thread != get_ident():
             raise InvalidArgumentError(
-                "a thread that the processor started uses its state: use it only in the thread that calls the "
-                "processor, or another key's state could be read and written"
+                "a thread that the processor started uses the processor's state, and might use another key's: use "
+                "state only in the thread that calls the processor"
             )
         if self._at == _NONE:
             raise invalid_handle_state(doing, doing.replace(" ", "_"), self.phase)
@@ -84,7 +84,7 @@ class CalledSlab:
 
 
 class MissingSlab(CalledSlab):
-    """Replaces the slab of a variable, `name`, that ``init`` declared and then deleted."""
+    """Replaces the slab of a variable that ``init`` declared and then deleted."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -95,8 +95,8 @@ class MissingSlab(CalledSlab):
         raise state_error(
             doing,
             "STATE_STORE_UNSUPPORTED_OPERATION_ON_MISSING_COLUMN_FAMILY",
-            f"init declared the variable {self._name} and then deleted it: call deleteIfExists before the "
-            "declaration, which then finds it empty, or leave the declaration out.",
+            f"init declared the variable {self._name} and then deleted it: call deleteIfExists before the declaration "
+            "to start with an empty variable, or omit the declaration.",
         )
 
 
@@ -112,7 +112,7 @@ class FetchedKeys:
 
 
 class SlabEntries:
-    """Fetches windows of a variable's entries, of at most `SLAB_BYTES` each."""
+    """Fetches a variable's entries in windows of at most `SLAB_BYTES`."""
 
     def __init__(self, rows: EntryRows, slab: CalledSlab) -> None:
         self._rows = rows
@@ -124,9 +124,9 @@ class SlabEntries:
         self._passed = range(0)
 
     def fetch_once(self, at: int) -> FetchedKeys | None:
-        """Like `fetch`, for callers that keep only the last window; returns None if a window has passed key `at`.
+        """Like `fetch`, for callers that keep only the last window; return None if an earlier window had key `at`.
 
-        A timer may call a key again; a window for each such call would fetch many keys and use one.
+        A timer may call a key again, and a window for each such call would fetch many keys and use one.
         """
         passed = self._passed
         if at in passed:

@@ -1,7 +1,7 @@
 """The rows that a processor writes and reads: tuples of Python values, checked and copied when written.
 
-Written rows are converted later, for many keys at once. So a value that does not fit its column fails at the slab's end
-with an error that names its key, or earlier if the processor reads it.
+Written rows are converted later, for many keys at once. So a value that does not fit its column fails at the end of the
+slab, with a note of its key, or earlier if the processor reads it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from holdfast.spark_integration.processor.state.slab import state_error
 
 State = tuple[Any, ...]
 
-# By type, the class whose values the store returns unchanged.
+# By type, the class whose values come back from the store unchanged.
 _EXACT: dict[type[T.DataType], type] = {T.BooleanType: bool, T.DoubleType: float, T.LongType: int, T.StringType: str}
-# The same for map keys, which are compared: floats are left out, since NaN is not equal to itself.
+# The same for map keys, which are compared, so without floats: NaN is not equal to itself.
 _EXACT_IN_KEYS: dict[type[T.DataType], type] = {
     T.BinaryType: bytes,
     T.BooleanType: bool,
@@ -49,7 +49,7 @@ class StateRows:
         self._copied = copier(schema)
 
     def given(self, row: Any, doing: str = "updating value state") -> State:
-        """Return a written row; nested mutable values are copied against later changes."""
+        """Check a row and return it as a tuple; nested mutable values are copied, as they may change later."""
         if type(row) is not tuple:
             row = _values(row, self._names, self._what)
         if len(row) != self._width:
@@ -62,7 +62,7 @@ class StateRows:
         return row if self._copied is None else tuple(map(self._copied, row))
 
     def each_given(self, rows: Any) -> list[State]:
-        """Return several written rows; see `given`."""
+        """Check several rows; see `given`."""
         if rows is None or isinstance(rows, (str, bytes, Mapping)):
             raise PySparkTypeError(f"{self._what} takes a list of tuples, not {type(rows).__name__}")
         return [self.given(row) for row in rows]
@@ -96,8 +96,8 @@ def _values(row: Any, names: list[str], what: str) -> State:
         given = list(row.__fields__)
         if given != names and sorted(given) == sorted(names):
             raise PySparkTypeError(
-                f"{what} takes values by position, and this Row has the columns in another order: "
-                f"give them as {', '.join(names)}"
+                f"{what} takes values by position, and this Row has the columns in another order: use the order "
+                f"{', '.join(names)}"
             )
     elif not isinstance(row, Iterable) or isinstance(row, (str, bytes, bytearray, Mapping, AbstractSet)):
         raise PySparkTypeError(
@@ -107,7 +107,7 @@ def _values(row: Any, names: list[str], what: str) -> State:
 
 
 def _comes_back(row: State, exact: tuple[type | None, ...]) -> bool:
-    """Return whether the store returns exactly these values."""
+    """Return whether these values come back from the store unchanged."""
     for value, class_ in zip(row, exact, strict=True):
         if type(value) is not class_:
             if value is not None:
@@ -169,10 +169,10 @@ def _maker(data_type: T.DataType) -> Callable[[Any], Any] | None:
 
 
 def _in_utc(moment: dt.datetime) -> dt.datetime:
-    """Convert a time from the process's zone to UTC, since two local times look equal when a clock goes back."""
+    """Convert a time from the process's zone to UTC, since two times look equal locally when clocks are set back."""
     try:
         return moment.astimezone(dt.UTC)
-    except (OverflowError, ValueError):  # at the ends of Python's calendar, where no clock goes back
+    except (OverflowError, ValueError):  # at either end of Python's calendar, where no clocks are set back
         return moment
 
 

@@ -7,9 +7,9 @@ are kept in memory until the slab ends; reading a list also fetches the lists of
 
 A **map** has a row per entry. When a processor first reads an entry, it is looked up for a few keys (`AskedEntries`),
 starting at the current key; later lookups cover more keys. So reading one of twenty entries costs one row per key, not
-twenty. Entries that differ from key to key gain nothing from such lookups: after a few of them, or after an iteration
-over a map, whole maps are fetched until the shard's call ends. A map that is too large is read entry by entry and
-iterated over in pieces; its looked-up entries are cached until the slab ends. Writes need no read.
+twenty. If keys read different entries, such lookups are useless: after a few entries, or after an iteration over a map,
+whole maps are fetched until the shard's call ends. A map that is too large is read entry by entry and iterated over in
+pieces; its looked-up entries are cached until the slab ends. Writes need no read.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _READ_AT_ONCE = 10_000
 
 @dataclass(frozen=True)
 class Asked:
-    """An entry's values in the maps of consecutive keys of a slab; None if it is absent."""
+    """An entry's values in the maps of consecutive keys of a slab; None if a map lacks the entry."""
 
     first: int
     values: list[State | None]
@@ -78,13 +78,13 @@ class AskedEntries:
         self._takes_more = False
 
     def of(self, at: int, user_key: State) -> Asked | None:
-        """Return an entry that covers key `at`, perhaps by a new lookup; None if whole maps should be fetched."""
+        """Return an entry's values for key `at` and others, after a lookup if needed; None to fetch whole maps."""
         asked = self._asked.get(user_key)
         if asked is not None and asked.first <= at < asked.end:
             return asked
         if asked is None and len(self._asked) == _ENTRIES_MAX:
             self.end()
-        # A key before the first looked-up key is called again by a timer.
+        # Only a timer calls a key again that is before the first looked-up key.
         if not self._takes_more or (asked is not None and at < asked.first):
             return None
         if asked is not None:
@@ -240,7 +240,7 @@ class ProcessorMapState(MapState):
         """Iterate over the map's content at the time of the first step."""
         if self._slab.call != call:
             raise InvalidArgumentError(
-                "a map's iterator was kept beyond its key's call: read it during the call", state=self._name
+                "a map's iterator was used after its key's call: use it only during the call", state=self._name
             )
         at = self._slab.current("getting map state")
         changed = dict(self._changed.get(at, {}))
@@ -397,7 +397,7 @@ class ProcessorListState(ListState):
         """Iterate over the list's content at the time of the first step."""
         if self._slab.call != call:
             raise InvalidArgumentError(
-                "a list's iterator was kept beyond its key's call: read it during the call", state=self._name
+                "a list's iterator was used after its key's call: use it only during the call", state=self._name
             )
         at = self._slab.current("getting list state")
         appended = self._rows.each_as_read(self._appended.get(at, []))

@@ -1,4 +1,4 @@
-"""Timers of a processor: any number per key, registered and deleted without a read.
+"""A processor's timers: any number per key, registered and deleted without a read.
 
 Two tables hold the timers: `timers` by key, for ``listTimers``, and `timers_by_due` by time
 (`holdfast.spark_integration.timers`), from which timers fire.
@@ -25,7 +25,7 @@ _FIRST_MS = -(1 << 63)
 
 
 def timer_tables(key_types: pa.Schema, time_mode: TimeMode) -> Mapping[str, TableSchema]:
-    """Return both tables' schemas; the time column is named by the clock, so a change of clock is refused."""
+    """Return both tables' schemas; the time column is named after the clock, so that a change of clock is rejected."""
     due = pa.field(free_name(DUE[TIMEOUT_CONF[time_mode]], key_types), pa.int64())
     by_key = TableSchema.of(TIMERS, pa.schema([*key_types, due]), pa.schema([]))
     return {TIMERS: by_key, TIMERS_BY_DUE: timers_schema(TIMERS_BY_DUE, key_types)}
@@ -93,7 +93,7 @@ class ProcessorTimers:
         self._earliest_ms = earliest_ms if self._earliest_ms is None else min(self._earliest_ms, earliest_ms)
 
     def due(self, until_ms: int) -> Iterator[DueTimers]:
-        """Yield slabs of the timers that are due, earliest first; changes made meanwhile are not seen."""
+        """Yield slabs of due timers, earliest first; changes made meanwhile are not seen."""
         if self._earliest_ms is None or self._earliest_ms > until_ms:
             return
         due = self._by_due.due(self._first_ms(), until_ms + 1, SLAB_KEYS)
@@ -105,6 +105,6 @@ class ProcessorTimers:
         return None if self._earliest_ms is None else self._by_due.earliest(self._first_ms())
 
     def _first_ms(self) -> int:
-        # The time that the query stores per shard is never negative.
+        # The earliest time that the pointer row stores is never negative, even if the timer's time is.
         assert self._earliest_ms is not None
         return self._earliest_ms if self._earliest_ms > 0 else _FIRST_MS

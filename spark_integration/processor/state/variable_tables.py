@@ -1,4 +1,4 @@
-"""Maps state variables of a processor to tables, and interprets names of tables and key columns; no Spark.
+"""Maps a processor's state variables to tables, and interprets names of tables and key columns, without Spark.
 
 See `holdfast.spark_integration.processor.state.variables`.
 """
@@ -20,7 +20,7 @@ Kind = Literal["value", "list", "map"]
 KINDS: tuple[Kind, ...] = ("value", "list", "map")
 
 SEQUENCE, ENTRY = "seq", "entry."
-#: The table of an operator with several rows per key, distinguished by the last key column, such as a session's start.
+#: The table of an operator with several rows per key, which differ in the last key column, such as a session's start.
 SEVERAL = "s.state"
 #: The tables of a join; their keys are the join key, the row's time and a number.
 JOINED_LEFT, JOINED_RIGHT = "j.left", "j.right"
@@ -46,7 +46,7 @@ def is_of_elements(table: str) -> bool:
 
 
 def is_of_entry(column: str) -> bool:
-    """Return whether a key column of a map's table belongs to the entry's key, not to the grouping columns."""
+    """Return whether a key column of a map's table belongs to the entry's key, and not to the grouping key."""
     return column.lstrip("_").startswith(ENTRY)
 
 
@@ -64,10 +64,10 @@ def find_shown(tables: Mapping[str, TableSchema], name: str) -> str:
         if table in shown:
             return table
     if not shown:
-        raise NotFoundError("the operator has no tables, because it has had no rows", table=name)
+        raise NotFoundError("the operator has no tables, because it has received no rows", table=name)
     if name == TIMERS_BY_DUE or name in map(index_of, shown):
         raise NotFoundError(
-            "this table is an index of another table's keys by time: choose that table",
+            "this table is an index of another table by time: choose that table",
             table=name,
             tables=", ".join(shown),
         )

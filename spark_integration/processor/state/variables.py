@@ -33,7 +33,7 @@ class StateVariable:
     kind: Kind
     schema: StructType  #: The schema of the value, of an element or of an entry's value
     user_key: StructType | None = None  #: The schema of a map's keys
-    ttl_ms: int | None = None  #: Time to live after the last write of a value, element or entry; None for ever
+    ttl_ms: int | None = None  #: Time to live after the last write of a value, element or entry; None if unlimited
 
     @property
     def table(self) -> str:
@@ -46,7 +46,7 @@ class StateVariable:
         return f"{self.kind} state {self.name!r}"
 
     def tables(self, key_types: pa.Schema) -> Mapping[str, TableSchema]:
-        """Return the schemas of the variable's tables for these grouping key types. Raises `InvalidArgumentError`."""
+        """Return the schemas of the variable's tables for these types of keys. Raises `InvalidArgumentError`."""
         values = arrow_schema(self.schema, self.what, keep_not_null=True)
         keys = pa.schema([*key_types, *self._own_key_types(key_types)])
         if self.ttl_ms is None:

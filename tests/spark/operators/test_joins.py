@@ -176,7 +176,7 @@ def test_an_as_of_join_finds_what_a_search_in_all_rows_finds(lab: Lab) -> None:
     ("changed", "error", "text"),
     [
         ({"how": "cross"}, InvalidArgumentError, "how must be.*cross"),
-        ({"within": "soon"}, InvalidArgumentError, "within is a duration.*soon"),
+        ({"within": "soon"}, InvalidArgumentError, "within must be a positive duration.*soon"),
         ({"on": "nope"}, AnalysisException, "nope"),
         ({"on": ["user", "at"]}, InvalidArgumentError, "cannot be a key"),
         ({"on": "s"}, AnalysisException, "s"),

@@ -203,7 +203,7 @@ def test_e3_each_change_of_columns_side_by_side(engine: ProcessorEngine, run_on:
             assert restart(on, engine, renamed, "renamed.get()") == {"renamed.get()": "(None, 'a')"}
         else:
             text = text_of(on.failure(define(on, engine, renamed, "1"), "append"))
-            assert "to rename, give stateChanges={'renamed': {'rename': {'n': 'm'}}}" in text
+            assert "to rename, pass stateChanges={'renamed': {'rename': {'n': 'm'}}}" in text
 
 
 _VALUE = "[STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION] Schema evolution is not possible"
@@ -229,7 +229,7 @@ BY_US_ONLY: dict[str, tuple[Declared, dict[str, Any], str]] = {
     "Q a renamed column": (
         {**_BEGUN, "v": ("value", "m long, note string")},
         {},
-        "to rename, give stateChanges={'v': {'rename': {'n': 'm'}}}",
+        "to rename, pass stateChanges={'v': {'rename': {'n': 'm'}}}",
     ),
     "E7 a column becomes NOT NULL": (
         {**_BEGUN, "v": ("value", "n long not null, note string")},

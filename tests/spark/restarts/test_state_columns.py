@@ -107,10 +107,10 @@ def test_what_asks_for_no_consent_and_what_is_refused(lab: Lab) -> None:
     }
     before = sorted(lab.folder.glob("durable/totals/schemas/*"))
     for state, changes, words in (
-        ("x string, m string, n int", None, "n: int64 → int32: its stored values cannot be read so"),
-        ("x string, m string, n double", None, "n: int64 → double: its stored values cannot be read so"),
-        ("x string, note string, n long", None, "to rename, give stateChanges={'rename': {'m': 'note'}}"),
-        ("x string, d date, n long", None, "to lose the values, give stateChanges={'drop': ['m']}; to keep them"),
+        ("x string, m string, n int", None, "n: int64 → int32: stored values cannot be converted"),
+        ("x string, m string, n double", None, "n: int64 → double: stored values cannot be converted"),
+        ("x string, note string, n long", None, "to rename, pass stateChanges={'rename': {'m': 'note'}}"),
+        ("x string, d date, n long", None, "to delete the values, pass stateChanges={'drop': ['m']}; to keep them"),
         ({"other": "n long"}, None, "new=['other'] left_out=['state']"),
     ):
         with pytest.warns(match=_REFUSED), pytest.raises(StreamingQueryException, match=re.escape(words)):

@@ -234,7 +234,7 @@ class Forgetful(Doing):
 def test_attributes_do_not_last() -> None:
     """L2, Q24: each call has a new processor, as each micro-batch has; who counts on them is warned, once."""
     tester = TwsTester(Forgetful())
-    with pytest.warns(UserWarning, match="Forgetful has changed its attributes.*: n. They will be gone"):
+    with pytest.warns(UserWarning, match="Forgetful has changed its attributes.*: n. The changes will be lost"):
         assert tester.test("ann", [Row(v=1)]) == [Row(n=1)]
     assert tester.test("ann", [Row(v=1)]) == [Row(n=1)]
 

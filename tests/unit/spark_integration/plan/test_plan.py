@@ -153,9 +153,9 @@ def test_what_is_no_change(given: Any, words: str) -> None:
 
 def test_changes_of_what_is_not_declared() -> None:
     """A table that is left out for now is changed when it is back."""
-    with pytest.raises(InvalidArgumentError, match="use the name of a state table that the operator declares"):
+    with pytest.raises(InvalidArgumentError, match="name a state table that the operator declares"):
         changes_of_tables({"c": {"drop": ["m"]}}, TWO)
-    with pytest.raises(InvalidArgumentError, match="use the name of a state variable that the operator declares"):
+    with pytest.raises(InvalidArgumentError, match="name a state variable that the operator declares"):
         changes_of_variables({"drop": ["m"]}, [StateVariable("sum", "value", COLUMNS)])
     with pytest.raises(InvalidArgumentError, match="did you mean 'sum'"):
         changes_of_variables({"sums": {"drop": ["m"]}}, [StateVariable("sum", "value", COLUMNS)])

@@ -206,7 +206,7 @@ def test_state_in_attributes_warns_once(processor: StatefulProcessor, changed: s
         shard.run(["a"], now=40)
     [warning] = warned
     assert f"{type(processor).__name__} has changed its attributes" in str(warning.message)
-    assert f"timers: {changed}. They will be gone" in str(warning.message)
+    assert f"timers: {changed}. The changes will be lost" in str(warning.message)
 
 
 def test_a_batch_query_does_not_warn(tmp_path: Path) -> None:

@@ -204,12 +204,12 @@ GOES: dict[str, list[Declare]] = {
     "a name that is that of an index": [value(COUNT, 5, "x"), lambda handle: handle.getListState("x.expiring", COUNT)],
     "everything else": [value(COUNT), lambda handle: handle.getMapState("w", TEXT, COUNT)],
 }
-RENAMED, OURS = "p.n → p.m: what is renamed loses its values", "expires_ms: a column of the user's and the time to live"
+RENAMED, OURS = "p.n → p.m: a renamed field loses its values", "expires_ms: a user's column in one run and the time"
 # Words of the error.
 DOES_NOT: dict[str, tuple[list[Declare], str]] = {
     "renamed": (
         [value(COUNT), value(OTHER)],
-        "to lose the values, give stateChanges={'v': {'drop': ['n']}}; to keep them hidden",
+        "to delete the values, pass stateChanges={'v': {'drop': ['n']}}; to keep them hidden",
     ),
     "renamed and widened": ([value(columns(n=T.IntegerType())), value(OTHER)], "{'v': {'rename': {'n': 'm'}}}"),
     "a field renamed": ([value(columns(p=T.ArrayType(field))) for field in (COUNT, OTHER)], RENAMED),
@@ -286,5 +286,5 @@ def test_a_variable_and_an_index_do_not_share_a_name(tmp_path: Any) -> None:
         handle.getValueState("x", COUNT, 5)
         handle.getValueState("x.expiring", COUNT)
 
-    with pytest.raises(InvalidArgumentError, match="keeps its index under this name"):
+    with pytest.raises(InvalidArgumentError, match="shares a table with another variable's index"):
         step_of(both, tmp_path)

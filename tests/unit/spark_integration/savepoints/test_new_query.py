@@ -401,7 +401,7 @@ def test_an_operator_without_tables_is_no_choice(quiet: Savepoint) -> None:
     assert quiet.find_operator(None).name == "totals"
     only = replace(quiet, operators=quiet.operators[1:])
     assert only.find_operator(None).name == "unnamed-1"
-    with pytest.raises(NotFoundError, match="it has had no rows"):
+    with pytest.raises(NotFoundError, match="it has received no rows"):
         find_shown(only.operators[0].tables, "state")
 
 

@@ -61,39 +61,39 @@ GOES: dict[str, tuple[Tables, Tables]] = {
 }
 # What the error says.
 DOES_NOT: dict[str, tuple[Tables, Tables, list[str]]] = {
-    "narrowed": (table(n=LONG), table(n=INT), ["n: int64 → int32: its stored values cannot", "declared='n int32'"]),
+    "narrowed": (table(n=LONG), table(n=INT), ["n: int64 → int32: stored values cannot", "declared='n int32'"]),
     "rounded": (table(n=LONG), table(n=pa.float64()), ["n: int64 → double", "stored='n int64'", "migrate=…"]),
     "another type": (
         *(table(n=INT), table(n=TEXT)),
         ["n: int32 → large_string", "another name", "a new checkpointLocation"],
     ),
     "narrowed within": (table(a=WIDER_PLACE), table(a=PLACE), ["a: struct<x: int64, y: large_string> → struct<x:"]),
-    "NOT NULL": (table(n=INT), table(n=REQUIRED), ["n: it is NOT NULL, and rows may be stored that have null"]),
+    "NOT NULL": (table(n=INT), table(n=REQUIRED), ["n: it is NOT NULL, but stored rows may have null"]),
     "a key": (
         *(table(n=INT), table(key=pa.schema([("k", LONG)]), n=INT)),
-        ["key columns of stored state never change", "k: large_string → int64", "table=state"],
+        ["key columns of stored state cannot change", "k: large_string → int64", "table=state"],
     ),
     "a rename": (
         *(table(n=INT, m=TEXT), table(total=LONG, m=TEXT)),
         [
-            "total new and n left out in one start: to rename, give stateChanges={'rename': {'n': 'total'}}; to lose",
-            "to lose the values, give stateChanges={'drop': ['n']}; to keep them hidden",
+            "total added and n omitted at the same restart: to rename, pass stateChanges={'rename': {'n': 'total'}}; ",
+            "to delete the values, pass stateChanges={'drop': ['n']}; to keep them hidden",
         ],
     ),
     "two renames": (table(a=INT, b=INT), table(c=INT, d=INT), ["{'rename': {'a': 'c', 'b': 'd'}}"]),
-    "one for another": (table(n=TEXT), table(m=INT), ["m new and n left out in one start: to lose the values, give"]),
+    "one for another": (table(n=TEXT), table(m=INT), ["m added and n omitted at the same restart: to delete"]),
     "a rename in one of two tables": (
         *({**table("a", n=INT), **table("b", n=INT)}, {**table("a", m=INT), **table("b", n=INT)}),
         ["stateChanges={'a': {'rename': {'n': 'm'}}}", "stateChanges={'a': {'drop': ['n']}}"],
     ),
-    "a field renamed": (table(a=pa.list_(PLACE)), table(a=RENAMED), ["a.x → a.z: what is renamed loses its values"]),
+    "a field renamed": (table(a=pa.list_(PLACE)), table(a=RENAMED), ["a.x → a.z: a renamed field loses its values"]),
     "a table renamed": (table("a", n=INT), table("b", n=INT), ["tables cannot be renamed", "new=['b'] left_out=['a']"]),
-    "other timers": ({**table(n=INT), **EVENT_TIMERS}, {**table(n=INT), **CLOCK_TIMERS}, ["timers of another clock"]),
-    "timers added": (table(n=INT), {**table(n=INT), **EVENT_TIMERS}, ["other timers"]),
-    "timers left out": ({**table(n=INT), **EVENT_TIMERS}, table(n=INT), ["other timers"]),
+    "other timers": ({**table(n=INT), **EVENT_TIMERS}, {**table(n=INT), **CLOCK_TIMERS}, ["their clocks differ"]),
+    "timers added": (table(n=INT), {**table(n=INT), **EVENT_TIMERS}, ["stored timers do not fit"]),
+    "timers left out": ({**table(n=INT), **EVENT_TIMERS}, table(n=INT), ["stored timers do not fit"]),
     "a column of a time to live": (
         *(expiring(n=INT), table(n=INT, expires_ms=LONG)),
-        ["expires_ms: a column of the user"],
+        ["expires_ms: a user"],
     ),
 }
 
