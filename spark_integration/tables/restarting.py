@@ -59,7 +59,7 @@ def require_readable_tables(stored: StoredTables, declared: Mapping[str, TableSc
             "Declare the old names; to replace tables, omit the old tables at one restart and add the new tables at a "
             "later restart",
             new=new,
-            left_out=gone,
+            missing=gone,
         )
     for name in tables:
         if name in stored.held:

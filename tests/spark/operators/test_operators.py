@@ -411,9 +411,9 @@ def sessions_by(key: str) -> Callable[[Any], Any]:
             InvalidArgumentError,
             "rename it.*column=place",
         ),
-        (lambda s: s.dropDuplicates(["user"], ttl=5), InvalidArgumentError, "a duration"),
-        (lambda s: s.dropDuplicates(["user"], ttl="soon"), InvalidArgumentError, "a duration .*soon"),
-        (lambda s: s.dropDuplicates(["user"], ttl="-1 day"), InvalidArgumentError, "longer than nothing"),
+        (lambda s: s.dropDuplicates(["user"], ttl=5), InvalidArgumentError, "a positive duration"),
+        (lambda s: s.dropDuplicates(["user"], ttl="soon"), InvalidArgumentError, "a positive duration .*soon"),
+        (lambda s: s.dropDuplicates(["user"], ttl="-1 day"), InvalidArgumentError, "a positive duration"),
         (lambda s: s.dropDuplicates(["user"], ttl="1 month"), InvalidArgumentError, "of weeks, days or shorter"),
         (
             lambda s: s.groupBy(F.col("user").alias("__holdfast_state.n")).agg(n=holdfast.count()),

@@ -111,7 +111,7 @@ def test_what_asks_for_no_consent_and_what_is_refused(lab: Lab) -> None:
         ("x string, m string, n double", None, "n: int64 → double: stored values cannot be converted"),
         ("x string, note string, n long", None, "to rename, pass stateChanges={'rename': {'m': 'note'}}"),
         ("x string, d date, n long", None, "to delete the values, pass stateChanges={'drop': ['m']}; to keep them"),
-        ({"other": "n long"}, None, "new=['other'] left_out=['state']"),
+        ({"other": "n long"}, None, "new=['other'] missing=['state']"),
     ):
         with pytest.warns(match=_REFUSED), pytest.raises(StreamingQueryException, match=re.escape(words)):
             start(lab, counted("n", x="", m=""), state, changes)

@@ -65,7 +65,7 @@ DOES_NOT: dict[str, tuple[Tables, Tables, list[str]]] = {
     "rounded": (table(n=LONG), table(n=pa.float64()), ["n: int64 → double", "stored='n int64'", "migrate=…"]),
     "another type": (
         *(table(n=INT), table(n=TEXT)),
-        ["n: int32 → large_string", "another name", "a new checkpointLocation"],
+        ["n: int32 → large_string", "a new name", "a new checkpointLocation"],
     ),
     "narrowed within": (table(a=WIDER_PLACE), table(a=PLACE), ["a: struct<x: int64, y: large_string> → struct<x:"]),
     "NOT NULL": (table(n=INT), table(n=REQUIRED), ["n: it is NOT NULL, but stored rows may have null"]),
@@ -87,7 +87,7 @@ DOES_NOT: dict[str, tuple[Tables, Tables, list[str]]] = {
         ["stateChanges={'a': {'rename': {'n': 'm'}}}", "stateChanges={'a': {'drop': ['n']}}"],
     ),
     "a field renamed": (table(a=pa.list_(PLACE)), table(a=RENAMED), ["a.x → a.z: a renamed field loses its values"]),
-    "a table renamed": (table("a", n=INT), table("b", n=INT), ["tables cannot be renamed", "new=['b'] left_out=['a']"]),
+    "a table renamed": (table("a", n=INT), table("b", n=INT), ["tables cannot be renamed", "new=['b'] missing=['a']"]),
     "other timers": ({**table(n=INT), **EVENT_TIMERS}, {**table(n=INT), **CLOCK_TIMERS}, ["their clocks differ"]),
     "timers added": (table(n=INT), {**table(n=INT), **EVENT_TIMERS}, ["stored timers do not fit"]),
     "timers left out": ({**table(n=INT), **EVENT_TIMERS}, table(n=INT), ["stored timers do not fit"]),
