@@ -261,7 +261,7 @@ def test_a_query_that_goes_back_to_its_columns_keeps_its_shard(tmp_path: Path) -
     clock.sleep_ms(2)
     with shards.use(wanted_now(first, first.shard)):
         pass
-    with pytest.raises(NotFoundError, match="meanwhile"), shards.use(between):
+    with pytest.raises(NotFoundError, match="has been reopened"), shards.use(between):
         pass
     shards.close(1.0)
 
