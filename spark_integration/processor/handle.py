@@ -285,8 +285,6 @@ class _Unusable:
             raise AttributeError(name)
 
         def fail(*_: object, **__: object) -> NoReturn:
-            raise invalid_handle_state(
-                f"using {self._variable.what} in init, which has no current key", name, PRE_INIT
-            )
+            raise invalid_handle_state(f"using {self._variable.what} in init, which has no current key", name, PRE_INIT)
 
         return fail

@@ -220,9 +220,7 @@ class Snapshotting:
         try:
             before = log.snapshots.cleaned_at(lineage)
         except CorruptionError as exc:
-            _log.warning(
-                "cleaning up %s: the record of its last clean-up cannot be read: %s", message.prefix, exc
-            )
+            _log.warning("cleaning up %s: the record of its last clean-up cannot be read: %s", message.prefix, exc)
             before = CleanedUp(snapshots_since=CLEAN_UP_EVERY_SNAPSHOTS)
         below = None
         # Failed snapshots leave objects, too, even if none ever succeeds.
