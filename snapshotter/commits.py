@@ -6,9 +6,9 @@
         commits/<version>-<commit id>               the writes since the previous commit object
         snapshots/<version>-<commit id>-<digest>    see `holdfast.snapshotter.snapshots`
 
-A commit is a separate object, or **carried**: a small commit travels in the row of the query's pointer, which Spark
-makes durable anyway. The next commit includes the carried commit's writes, and becomes an object when both together
-are large. So micro-batches that write little cost no requests::
+A commit is a separate object or, if small, **carried** in the row of the query's pointer, which Spark makes durable
+anyway. The next commit includes the carried commit's writes, and becomes an object once both together are large. So
+micro-batches that write little cost no requests::
 
     pointer row        21-bb                22-cc, 1 KB          23-dd, 2 KB          24-ee
     commits/           21-bb                                                          24-ee: the writes of 22 to 24
@@ -22,7 +22,7 @@ Invariants
 * **whole chain**: an object is used only if its digest matches the chain.
 * **bounded chain**: a snapshot begins a new chain; `SnapshotPolicy` decides when a snapshot is due.
 * **two ways**: commit objects follow each other without gaps, whatever snapshots exist. If a snapshot is damaged, the
-  previous snapshot and the commits since then give exactly the same version.
+  previous snapshot and all later commits give exactly the same version.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 KIND = "commit"
-#: The largest commit written or read: a worker holds it in memory to make or restore it.
+#: The largest commit that is written or read: a worker holds it in memory.
 COMMIT_BYTES_MAX = 4 << 30
 
 
@@ -82,7 +82,7 @@ class Commit:
     plain_bytes: Mapping[str, int]
     size_bytes: int  #: Size of the object
     digest: str
-    source: str  #: The commit's name in errors
+    source: str  #: The name of the commit in errors
     #: The stored rows, by table
     sections: Mapping[str, pa.Buffer] = field(default_factory=dict, repr=False, compare=False)
 
@@ -114,7 +114,7 @@ def read_commit(data: bytes | memoryview, shard: str, pointer: Pointer, source: 
 
 
 def read_commit_end(read: stored_file.Read, size_bytes: int, shard: str, pointer: Pointer, source: str) -> Commit:
-    """Decode a commit, without its rows, from the end of its object; no checksum verifies the end."""
+    """Decode a commit, without its rows, from the end of its object, which no checksum verifies."""
     if size_bytes > COMMIT_BYTES_MAX:
         raise CorruptionError(f"{source} is larger than any commit", size_bytes=size_bytes)
     end = stored_file.decode_end(read, size_bytes, source=source, kind=KIND, plain_bytes_max=size_bytes)
@@ -235,7 +235,7 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class _RestorePlan:
     base: Pointer | None  #: The version to start from: a local one, or the frozen one
-    chain: Chain  #: The version's objects; in place of a damaged snapshot, the objects that it replaced
+    chain: Chain  #: The version's objects; instead of a damaged snapshot, the objects that it replaced
     commits: Chain  #: The commits of the chain after the base or the snapshot
     frozen: FrozenVersion | None = None  #: The snapshot's files, if the backend takes them over
     #: The snapshot's rows by table, if a different backend wrote it
@@ -251,16 +251,16 @@ class ObjectCommitLog:
     tables: Mapping[str, TableSchema]
     executor: Executor  #: Runs uploads and downloads
     directory: Path  #: The shard's local directory, for snapshot notes and for restores in progress
-    backend_name: str | None = None  #: The backend that takes over the files of snapshots; None to always get rows
+    backend_name: str | None = None  #: The backend that takes over snapshots' files; None to restore rows instead
     carried_bytes: int = 0  #: Commits up to this size are carried; 0 carries none
     #: The available carried commits: from the query's pointer, and appended since
     carried: dict[Pointer, bytes] = field(default_factory=dict)
     new_id: Callable[[], str] = clock.new_id  #: Returns a new unique name each time
     now_ms: Callable[[], int] = clock.now_ms  #: See `holdfast.snapshotter.snapshots.Snapshots`
-    #: Uncompressed bytes of commits that are restored at a time; a single commit may be larger, because the worker that
-    #: made it held it, too
+    #: Uncompressed bytes of commits that are restored at a time. A single commit may be larger: the worker that made it
+    #: had to hold it, too
     step_bytes: int = RESTORE_STEP_BYTES
-    # Damaged snapshots and their errors: each step of a restore meets them again.
+    # Damaged snapshots and their errors: each step of a restore encounters them again.
     _damaged: dict[ChainEntry, CorruptionError] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -280,7 +280,7 @@ class ObjectCommitLog:
     # Writing.
 
     def append(self, pointer: Pointer, parent: Mapping[str, Any] | None, runs: Mapping[str, Run]) -> PendingCommit:
-        """Encode a commit, and carry or start to store it; `parent`: its base's properties. Raises `StateLostError`."""
+        """Encode a commit, and carry it or begin to store it; `parent` has its base's properties."""
         lineage = self.snapshots.notes.apply_to(Lineage.of(parent))
         if lineage.since:
             carried = self._carried_commit(lineage.since[-1])
@@ -296,8 +296,8 @@ class ObjectCommitLog:
     def _carried_commit(self, pointer: Pointer) -> Commit:
         if pointer not in self.carried:
             raise StateLostError(
-                "the query's pointer does not carry this version's commit: start the "
-                "query from its own checkpoint location",
+                "the query's pointer does not carry this version's commit: start the query from its own "
+                "checkpoint location",
                 version=pointer.version,
                 commit=pointer.commit_id,
             )
@@ -313,7 +313,7 @@ class ObjectCommitLog:
 
     @contextmanager
     def restore(self, pointer: Pointer, held: Collection[Pointer] = ()) -> Iterator[RestoredVersion]:
-        """Yield a version, or an older version on the way to it, as writes since the newest `held` version."""
+        """Yield a version, or the next older version on the way to it, as writes since the newest `held` version."""
         is_carried = pointer in self.carried
         commit = self._carried_commit(pointer) if is_carried else self._commits.fetch_newest(pointer)
         with ExitStack() as folders:
@@ -364,7 +364,7 @@ class ObjectCommitLog:
                     before = self._around(chain, commit)
                 except CorruptionError as exc:
                     damage.add_note(f"nor can the version be restored without that snapshot: {exc}")
-                    raise damage from damage.__cause__  # a look-up distinguishes missing from damaged
+                    raise damage from damage.__cause__  # by which a look-up distinguishes missing from damaged
                 later = (*chain[1:], *later)
                 chain, commit = before
         if damage is not None:
@@ -373,7 +373,7 @@ class ObjectCommitLog:
         return replace(plan, chain=(*plan.chain, *later), commits=(*plan.commits, *later))
 
     def _start_of(self, chain: Chain, held: Collection[Pointer], folders: ExitStack) -> _RestorePlan:
-        """Start from the newest local version in a chain, else from its downloaded snapshot."""
+        """Plan to start from the newest local version in a chain, else from its downloaded snapshot."""
         places = [i for i, entry in enumerate(chain) if entry.pointer in held]
         if places:
             return _RestorePlan(chain[places[-1]].pointer, chain, chain[places[-1] + 1 :])

@@ -20,7 +20,7 @@ Invariants
 * **one successor**: if two processes take the same number, the storage refuses one of them (`put_if_absent`).
 * **closed past**: once number n is taken, no other put of n can succeed, even if it is already in flight.
 * **newest counts**: old numbers are deleted. A process that sleeps until its next number is free again puts an object
-  below the newest one; that object is never read, and the listing after the put shows the process its mistake.
+  below the newest; nobody reads that object, and the listing after its put tells the process.
 
 Cost: one list and one get to read the newest object; one put and one list to take the next number.
 """
@@ -38,7 +38,7 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 T = TypeVar("T")
 
 _DIGITS = 20
-#: Each failed look means that another process was faster; at most this many are expected to start at once.
+#: Each failed attempt means that another process was faster; at most this many are expected to start at once.
 _LOOKS = 100
 _OLD_KEPT = 16
 _NUMBER = re.compile(rf"[0-9]{{{_DIGITS}}}")
@@ -65,7 +65,7 @@ class Fence:
         return self._folder.get(key_of(number))
 
     def take(self, number: int, data: Buffer) -> list[int]:
-        """Put an object under the number after those that the caller has read; return all numbers, the new one last.
+        """Put an object under the number after the newest that the caller has read; return all numbers, in order.
 
         Raises `FencedError` if the number is taken: the object does not count. Raises `ConflictError` if later numbers
         are taken: the object may count. With a random id in `data`, only one caller succeeds.
@@ -84,7 +84,7 @@ class Fence:
 
     @staticmethod
     def old(numbers: Sequence[int]) -> Sequence[int]:
-        """Return the numbers to delete if only the newest matters; usually none, sometimes many."""
+        """Return the numbers to delete if only the newest object matters: usually none, otherwise many at once."""
         return numbers[:-_OLD_KEPT] if len(numbers) >= 2 * _OLD_KEPT else ()
 
 
@@ -105,7 +105,7 @@ def read_newest(folder: ObjectStorage, read: Callable[[ObjectInfo, Sequence[Obje
     while (newest := newest_among(infos := folder.list(""))) is not None:
         try:
             return read(newest, infos)
-        except NotFoundError:  # deleted as an old object after the list, or lost
+        except NotFoundError:  # deleted since the listing because a newer one exists, or lost
             if newest.key == missing:
                 raise
             missing = newest.key

@@ -1,4 +1,4 @@
-"""Stored headers and notes: parses JSON objects into typed, frozen values.
+"""Parses stored headers and notes, which are JSON objects, into typed, frozen values.
 
 A stored file is untrusted until this module has checked it: its checksum proves integrity, not authorship. The
 annotations of a stored dataclass define how it is read::
@@ -34,11 +34,11 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.schema import decode_schemas, encode_schemas
 from holdfast.errors import CorruptionError, InvalidArgumentError
 
-#: Above any size, count or time: sums of thousands still fit into other languages' integers.
+#: Exceeds any size, count or time, and leaves room below the largest 64-bit integer.
 NUMBER_LIMIT = 1 << 62
 DIGEST = re.compile(r"[0-9a-f]{32}")
 QUERY_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
-#: Annotated types: text with a pattern, and numbers with other ranges than the default.
+#: Annotated types: text with a pattern, and numbers with a range.
 Digest = Annotated[str, DIGEST]
 PositiveInt = Annotated[int, range(1, NUMBER_LIMIT)]
 #: A number that may be negative, such as a time before 1970.
@@ -97,12 +97,12 @@ class Coding:
 
 
 def coding_of_tables(key: str | None = None) -> Coding:
-    """Return the coding of tables, by name with key and value schemas; for `key`, see `Coding`."""
+    """Return the coding of a mapping from table names to key and value schemas; for `key`, see `Coding`."""
     return Coding(Mapping[str, Annotated[list[str], 2]], decode_schemas, encode_schemas, key)
 
 
 class _Unfit(Exception):  # noqa: N818
-    """A value does not fit its field."""
+    """A value has the wrong type or is out of bounds."""
 
     def __init__(self, value: object) -> None:
         self.value = value

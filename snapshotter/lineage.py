@@ -72,8 +72,8 @@ class Lineage(Stored):
 
     chain: Chain = ()  #: At most one snapshot, which is the first; then commits, oldest first
     since: tuple[Pointer, ...] = ()  #: Versions since the newest object, oldest first: their commits are carried
-    #: The newest commit object, even if a snapshot replaces it in the chain: commit headers lead back to older
-    #: commits, and to the snapshots they build on.
+    #: The newest commit object, even if a snapshot replaces it in the chain: each commit's header names the one before
+    #: and the snapshot that it builds on
     last: ChainEntry | None = None
 
     @classmethod
@@ -104,7 +104,7 @@ class Lineage(Stored):
 
     @property
     def versions(self) -> set[Pointer]:
-        """The versions after the snapshot; each may have its own snapshot by now."""
+        """The versions after the snapshot, any of which may have a newer snapshot by now."""
         named = {*self.since, *(entry.pointer for entry in self.commits)}
         return named if self.snapshot is None else {p for p in named if p.version > self.snapshot.version}
 

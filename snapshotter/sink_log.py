@@ -1,23 +1,23 @@
-"""The log of a sink: the query that writes to it, and the micro-batches that were decided.
+"""A sink's log: which query writes to the sink, and which micro-batches are decided.
 
 ::
 
     _sinks/<sink>/00000000000000000017      kind "sink-entry", see `Entry`
 
-    begin     a driver starts: from now on it may decide, and drivers that started earlier may not
+    begin     a driver starts: from now on, only this driver may decide
     decide    a micro-batch will become visible; holds the handles of all its partitions
     continue  a query restored from a savepoint replaces the saved query, for good
 
 The log is a fence (`holdfast.snapshotter.fence`). A driver appends after the entry it has read, and fails if another
-driver has appended since. So once an entry is stored, rows prepared before it that are in no decision will never be
-decided, and may be aborted.
+driver has appended since. So once an entry is stored, older prepared rows that no decision names will never be decided,
+and may be aborted.
 
 Invariants
 ----------
-* **once**: a micro-batch is decided once: a query never decides it again.
+* **once**: a query never decides a micro-batch twice.
 * **one query**: only the query of the newest entry writes under the name; a different query needs the user's consent.
-* **bounded**: the newest entry names the decision that a start needs. As many entries are kept as versions of the
-  state, for inspection; a micro-batch without rows has no entry.
+* **bounded**: a start reads the newest entry and the decision that it names. The log keeps as many entries as the state
+  keeps versions, for inspection; a micro-batch without rows adds none.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ FOLDER = "_sinks"
 SINK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 #: Leaves room in the footer of a stored file for the other fields.
 _HANDLES_BYTES_MAX = 15 << 20
-#: Old entries are deleted this many at a time, in one request.
+#: Old entries are deleted in one request, when there are this many.
 _PRUNED_EACH = 16
-#: How many replaced queries to keep; a start asks the target about each.
+#: How many replaced queries to keep; every start looks for rows of each in the target.
 _ENDED_KEPT = 2
 
 
@@ -63,7 +63,7 @@ def checked_sink(name: object) -> str:
     """Return a sink's name if every storage and target accepts it. Raises `InvalidArgumentError`."""
     if not isinstance(name, str) or not SINK.fullmatch(name):
         raise InvalidArgumentError(
-            "a sink's name has letters, digits, _ and -, begins with a letter or digit and has at most 100 characters",
+            "invalid sink name: use at most 100 letters, digits, _ and -, beginning with a letter or digit",
             sink=name,
         )
     return name
@@ -72,8 +72,8 @@ def checked_sink(name: object) -> str:
 def plan_of(batch: str, sources: Iterable[tuple[str, str]]) -> str:
     """Return a digest that distinguishes a micro-batch's plan from other plans with the same number.
 
-    Equal offsets do not mean equal results: a later plan has more due timers, and a file source's offsets may refer to
-    different files. So the digest covers the sources and the time that Spark logged in `batch`.
+    Equal offsets do not mean equal results: a later plan may fire more timers, and a file source's offsets may refer
+    to different files. So the digest covers the sources and the time that Spark logged in `batch`.
     """
     facts = [sorted(sources), json.loads(batch).get("batchTimestampMs")]
     return xxhash.xxh3_128_hexdigest(json.dumps(facts).encode())
@@ -96,26 +96,24 @@ class Entry(Stored):
     query_id: Annotated[str, QUERY_ID]
     #: A random id of the run, so that no two drivers append the same bytes
     driver: Annotated[str, re.compile("[0-9a-f]{1,64}")]
-    #: The number of the newest decision that the next start must see committed: this entry or an earlier decision. 0 if
-    #: there is none.
+    #: Number of the newest decision, this entry included: the next start makes sure that it is committed. 0: none
     decided: int = 0
     ending: tuple[str, ...] = ()  #: Queries that this query has replaced and that may have left prepared rows
     batch_id: int | None = None  #: The decided micro-batch; None for a start
-    #: The micro-batch that this query decided previously; -1 if there is none
+    #: The query's previous decided micro-batch; -1 if there is none
     before: Annotated[int, range(-1, NUMBER_LIMIT)] = -1
     rows: int = 0  #: Number of rows in all partitions
     #: What the workers prepared, by partition, in the sink's own format
     handles: tuple[Mapping[str, Any], ...] = ()
-    #: A digest of the driver's machine, and its process; empty if a different process may continue the run
+    #: The driver's process, with a digest of its machine; empty if a different process may continue the run
     process: Annotated[str, re.compile(r"([0-9a-f]{16}\.[0-9]{1,9}-[0-9]{1,18})?")] = ""
     at_ms: int = 0  #: When it was appended, by the driver's clock
     #: `plan_of` the micro-batch in `batch_id` or `stands_for`; empty if unknown
     plan: Annotated[str, re.compile(rf"({DIGEST.pattern})?")] = ""
-    #: For a query that continues or replaces another query, until it decides: its own micro-batch that the last
-    #: decision already covers, whose rows are dropped; -1 if there is none. None for any other query.
+    #: Until a query that took over the sink decides: which of its micro-batches the last decision already covers, so
+    #: that its rows are dropped; -1 if none. None for any other query.
     stands_for: SignedInt | None = None
-    #: The last replaced queries, newest last: a driver of such a query may wake up and still prepare rows, but it
-    #: cannot decide
+    #: The last replaced queries, newest last: their drivers may still prepare rows, but not decide
     ended: tuple[str, ...] = ()
     location: Annotated[str, re.compile(rf"({DIGEST.pattern})?")] = ""  #: See `place_digest`; empty if unknown
 
@@ -136,7 +134,7 @@ class Entry(Stored):
 
     @property
     def continues(self) -> bool:
-        """Whether the query takes over from ended queries and has decided nothing itself."""
+        """Whether the query has taken over the sink and decided nothing yet."""
         return self.stands_for is not None
 
     def ended_before(self, query_id: str, ending: Collection[str]) -> tuple[str, ...]:
@@ -154,7 +152,7 @@ class Entry(Stored):
 
 
 class SinkLog:
-    """The log of one sink in a state directory. Threads: only the driver's."""
+    """A sink's log in a state directory. Threads: the driver's only."""
 
     def __init__(self, storage: ObjectStorage, sink: str) -> None:
         self.sink = sink
@@ -167,29 +165,29 @@ class SinkLog:
         return None if data is None else self._decoded(number, data)
 
     def latest(self) -> tuple[Entry | None, Entry | None]:
-        """Return the newest entry and decision of a log in use. Raises `StateLostError` if the decision was deleted."""
+        """Return the newest entry and decision, while others may append. Raises `StateLostError` if that is deleted."""
         entry = self.newest()
         while True:
             try:
                 return entry, self.decision(entry)
-            except NotFoundError as exc:  # deleted as an old entry meanwhile, or lost
+            except NotFoundError as exc:  # pruned since the entry was read, or lost
                 found, entry = entry, self.newest()
                 if entry == found:
                     raise StateLostError(
-                        "the sink's newest decision was deleted", sink=self.sink, storage=self._fence.url
+                        "the sink's last decision is missing: restore the log", sink=self.sink, storage=self._fence.url
                     ) from exc
 
     def decision(self, entry: Entry | None) -> Entry | None:
-        """Return the newest decision at the time of an entry; None if a start needs none."""
+        """Return the newest decision as of an entry; None if there is none."""
         if entry is None or not entry.decided:
             return None
         return entry if entry.decided == entry.number else self.read(entry.decided)
 
     def names(self, query_id: str, restored_from: str | None) -> bool:
-        """Return whether a query may be the writer of a damaged log, by its newest whole entry and decision.
+        """Return whether a query may write to a damaged log, according to the newest intact entry and later ones.
 
-        Two newer entries without a query id may belong to any query, which began and decided. One such entry may belong
-        to a restored query, which replaces the last query or another one restored from it. Ended queries cannot write.
+        Two later entries without a query id may be any query's start and decision. One may be the start of a restored
+        query, which replaces the last query, or a query restored from the same one. Ended queries cannot write.
         """
         oldest = nameless = 0
         may_continue = False
@@ -198,10 +196,10 @@ class SinkLog:
                 break
             with suppress(CorruptionError, NotFoundError):
                 data = bytes(self._fence.read(number))
-                said = data.partition(b'"ended"')[0]
-                if query_id.encode() in said:
+                before_ended = data.partition(b'"ended"')[0]
+                if query_id.encode() in before_ended:
                     return True
-                nameless += b'"query_id"' not in said
+                nameless += b'"query_id"' not in before_ended
                 if not oldest:
                     oldest = self._decoded(number, memoryview(data)).decided or number
                     may_continue = nameless > 0 and restored_from is not None and restored_from.encode() in data
@@ -219,7 +217,7 @@ class SinkLog:
         return entry
 
     def append(self, entry: Entry) -> None:
-        """Store an entry after the newest entry that was read; once a decision is stored, its rows will become visible.
+        """Store an entry after the newest one that was read; once a decision is stored, its rows will become visible.
 
         After `FencedError` or `InvalidArgumentError` the entry does not count; after `ConflictError` it may count, and
         later drivers act on it; after `UnavailableError` it is unknown whether it counts.
@@ -246,7 +244,7 @@ class SinkLog:
 
 @dataclass(frozen=True)
 class StoredSink:
-    """The log of one sink, as found in a listing."""
+    """A sink's log, as found in a listing."""
 
     sink: str
     numbers: tuple[int, ...]  #: Numbers of its entries, in order
@@ -256,7 +254,7 @@ class StoredSink:
 
 @dataclass(frozen=True)
 class SinkState:
-    """A sink with its newest entry and decision; None if absent or not read."""
+    """A sink's writer and newest decision; None if absent or unreadable."""
 
     stored: StoredSink
     query_id: str | None = None
@@ -265,7 +263,7 @@ class SinkState:
 
     @classmethod
     def read(cls, storage: ObjectStorage, stored: StoredSink) -> SinkState:
-        """Read a sink's log; return its current state, or the damage found."""
+        """Read the newest entry and decision of a sink's log, or report its damage."""
         log = SinkLog(storage, stored.sink)
         try:
             newest = log.read(stored.numbers[-1])
@@ -304,7 +302,7 @@ def parse_key(key: str) -> tuple[str, int] | None:
 
 
 def damages(storage: ObjectStorage, stored: StoredSink) -> Sequence[tuple[str, str]]:
-    """Read all entries of a sink; return key and problem of each damaged one."""
+    """Read all entries of a sink; return the key and the problem of each damaged entry."""
     log, found = SinkLog(storage, stored.sink), []
     for number in stored.numbers:
         try:

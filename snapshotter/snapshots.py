@@ -18,8 +18,8 @@ Both local folders lie in the shard's directory. Links keep the files while they
 dropped. A process locks the folder it uses; `Snapshots.remove_leftovers` removes leftovers of killed processes.
 
 The note ``<shard directory>/snapshots/<version>-<commit id>`` tells every process of the executor that the version has
-a snapshot, on which later commits can build, and which local files the snapshot stored, so that the next snapshot does
-not upload them again. A lost note only costs work.
+a snapshot, on which later commits can build, and which local files it stored, which the next snapshot need not upload
+again. A lost note only costs work.
 
 A chain of commits is limited in objects and in bytes. By default the limit in bytes follows the size of the state, so a
 restore reads at most about twice the snapshot.
@@ -93,7 +93,7 @@ class SnapshotFile(Stored):
 
     name: Annotated[str, _FILE_NAME]  #: The file's name in the folder that the backend takes over
     size_bytes: int  #: Size of the file
-    modified_ns: int  #: Modification time, which a restore sets again
+    modified_ns: int  #: Modification time, which a restore preserves
     parts: tuple[Part, ...]  #: In file order
 
     def require_parts(self, part_bytes: int, header: Fields) -> None:
@@ -120,13 +120,13 @@ class SnapshotFile(Stored):
 
 @dataclass(frozen=True)
 class CleanedUp(Stored):
-    """A lineage's record of clean-ups, stored because no process lives long enough to remember it."""
+    """A lineage's record of clean-ups, which must outlive every process."""
 
     below: int = 0  #: All commits and snapshots with lower version numbers were deleted; 0 if none were
     snapshots_since: int = 1  #: Snapshots of the lineage since the last clean-up, this one included
 
 
-#: The record in a first snapshot.
+#: The record in a shard's first snapshot.
 NEVER_CLEANED_UP = CleanedUp()
 
 
@@ -141,7 +141,7 @@ class Manifest(Stored):
     part_bytes: PartBytes
     files: tuple[SnapshotFile, ...]
     replaced: Chain  #: The chain that the snapshot replaces; see `holdfast.snapshotter.lineage`
-    new_bytes: int  #: Bytes stored for this snapshot; the other files were already stored
+    new_bytes: int  #: Bytes uploaded for this snapshot; earlier snapshots had stored the rest
     #: Time of writing, by the writer's clock, in ms since 1970; for display and for ``snapshot.intervalSeconds``
     written_ms: int
     cleaned: CleanedUp = NEVER_CLEANED_UP
@@ -187,7 +187,7 @@ def read_part(data: Any, shard: str, source: str, *, plain_bytes: int | None = N
 
 
 def number_of_parts(size_bytes: int, part_bytes: int) -> int:
-    """Return how many parts a file has; an empty file has one."""
+    """Return how many parts a file has, at least one."""
     return max(1, -(-size_bytes // part_bytes))
 
 
@@ -310,7 +310,7 @@ def fetch_part(shard: PrefixedStorage, part: Part, size_bytes: int) -> pa.Buffer
 
 
 def _require_room(files: Iterable[SnapshotFile], shard: PrefixedStorage, folder: Path) -> None:
-    """Raise if local storage has no room for files, or if their declared sizes do not match their parts."""
+    """Raise if the local disk has no room for the files, or if a part is missing or has the wrong size."""
     wanted_bytes = sum(file.size_bytes for file in files)
     with local_files.writing(folder):
         free_bytes = shutil.disk_usage(folder).free
@@ -368,7 +368,7 @@ class SnapshotNotes:
         self._new_id = new_id
 
     def leave(self, entry: ChainEntry, manifest: Manifest, files: Iterable[tuple[Identity, SnapshotFile]]) -> None:
-        """Record a snapshot and the local files that it stored; keep only the latest notes."""
+        """Write a note of a snapshot and the local files that it stored; keep only the latest notes."""
         stored = tuple(NotedFile(identity, file) for identity, file in files)
         note = SnapshotNote(entry, stored, manifest.part_bytes, manifest.written_ms, manifest.cleaned)
         data, _ = stored_file.encode(_NOTE_KIND, note.to_json())
@@ -390,7 +390,7 @@ class SnapshotNotes:
                 (self._folder / str(pointer)).unlink(missing_ok=True)
 
     def _left(self) -> list[tuple[int, Pointer]]:
-        """Return the time of each note, in ns, and its version."""
+        """Return each note's time, in ns, and version."""
         found = []
         for name in local_files.list_folder(self._folder):
             with suppress(InvalidArgumentError, FileNotFoundError):
@@ -450,7 +450,7 @@ class Snapshots:
 
     @contextmanager
     def frozen(self, backend: Backend, pointer: Pointer) -> Iterator[Frozen]:
-        """Keep a version's files readable within the context, even if the version is dropped or the backend closed."""
+        """Keep a version's files within the context, even if the version is dropped or the backend closed."""
         since_ms = clock.monotonic_ms()
         lineage = self.notes.apply_to(Lineage.of(backend.properties(pointer)))
         with local_files.staged_folder(self._uploading, self._new_id(), fsync=False) as staged:
@@ -462,7 +462,7 @@ class Snapshots:
     def store(
         self, frozen: Frozen, backend_name: str, cleaned: CleanedUp = NEVER_CLEANED_UP, *, is_sure: bool = True
     ) -> tuple[ChainEntry, Manifest]:
-        """Store a snapshot, and note it for later commits; unless `is_sure`, check which earlier parts still exist."""
+        """Store a snapshot, and note it for later commits; unless `is_sure`, check which parts to reuse still exist."""
         folder, names, lineage = frozen.folder, frozen.names, frozen.lineage
         # Only the version's own base is safe from a concurrent clean-up.
         note = None if lineage.snapshot is None else self.notes.note_of(lineage.snapshot)
@@ -512,7 +512,7 @@ class Snapshots:
                 )
 
     def discover(self, lineage: Lineage) -> None:
-        """Note the newest stored snapshot of a version's lineage, which a different executor may have written."""
+        """Write a note of the newest snapshot in a version's lineage, which a different executor may have stored."""
         wanted = {str(pointer) for pointer in lineage.versions}
         keys = [info.key for info in self._shard.list("snapshots/")]
         names = {key: key.rpartition("/")[2].rpartition("-")[0] for key in keys}
@@ -522,7 +522,7 @@ class Snapshots:
         key = max(found)[1]
         try:
             manifest, entry = self._read(key)
-        except (NotFoundError, CorruptionError):  # as if there were no snapshot
+        except (NotFoundError, CorruptionError):  # ignored: a note only saves work
             return
         self.notes.leave(entry, manifest, [])
 
@@ -555,7 +555,7 @@ class Snapshots:
 
     @contextmanager
     def downloaded(self, entry: ChainEntry) -> Iterator[tuple[Manifest, Path]]:
-        """Download a snapshot's files, verified, into a folder; the context removes it unless the caller moves it."""
+        """Download and verify a snapshot's files into a folder; the context removes it unless the caller moves it."""
         manifest = self.read_manifest(entry)
         with local_files.staged_folder(self._restoring, self._new_id(), fsync=False) as staged:
             download_files(manifest.files, manifest.part_bytes, self._shard, staged.path, self._executor)
@@ -571,17 +571,17 @@ class Snapshots:
 
 @dataclass(frozen=True)
 class SnapshotPolicy:
-    """Decides when a shard's snapshot is due: as soon as one of these limits is reached."""
+    """Decides when a shard's next snapshot is due: as soon as one limit is reached."""
 
     max_commits: int = 20  #: Commit objects since the last snapshot
-    #: Bytes of these commits. None follows the state: the size of the snapshot, but at least `MIN_BYTES`.
+    #: Bytes of these commits; None: the size of the last snapshot, but at least `MIN_BYTES`
     max_bytes: int | None = None
     interval_seconds: int | None = None  #: Time since the last snapshot, if anything was written since
 
     def is_due(self, lineage: Lineage, age_seconds: float = 0.0) -> bool:
         """Return whether a snapshot is due; `age_seconds` counts from the last snapshot or the shard's first call."""
         snapshot = lineage.snapshot
-        # Carried commits stay in the lineage when the newest of them gets a snapshot.
+        # Carried commits stay in the lineage even if a snapshot includes the newest.
         is_carried = bool(lineage.since) and (snapshot is None or lineage.since[-1] != snapshot.pointer)
         if not lineage.commits and not is_carried:  # nothing was written since the snapshot
             return False
@@ -598,7 +598,7 @@ class SnapshotPolicy:
         return self._is_longer(lineage, _FULL, self._bearable_bytes(lineage))
 
     def _bearable_bytes(self, lineage: Lineage) -> int:
-        """Return the size whose multiples delay or fail commits; a low `max_bytes` must not lower it."""
+        """Return the size whose multiples delay or fail commits: the size of the state, or a larger `max_bytes`."""
         return max(self.max_bytes or 0, _bytes_of_state(lineage))
 
     def _is_longer(self, lineage: Lineage, times: int, wanted_bytes: int) -> bool:

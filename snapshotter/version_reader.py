@@ -1,14 +1,13 @@
-"""Reads some rows of a shard's versions from durable storage, without reading the rest.
+"""Reads selected rows of a shard's versions from durable storage, without restoring the versions.
 
 ::
 
     version 25-ff      snapshots/20-aa ◀─ commits/21-bb ◀─ commits/23-dd ◀┄ carried: 24, 25
-    reads              only parts that      whole               whole         nothing: the pointer has them
+    reads              only parts that      whole               whole         nothing: the pointer holds them
                        may hold the keys
 
-A snapshot's files are read in place: whole parts or ranges of parts, on demand. A part is verified by its digest, so it
-is read whole. RocksDB verifies each block itself, so it reads ranges; these exist because an uncompressed part begins
-with the file's bytes.
+A snapshot's files are fetched on demand. A part's digest covers the whole part, so the part is fetched whole. RocksDB
+verifies each block itself, so only the needed ranges are fetched: an uncompressed part begins with the file's bytes.
 """
 
 from __future__ import annotations
@@ -50,12 +49,11 @@ _log = logging.getLogger(__name__)
 
 
 def no_rows(table: TableSchema) -> Run:
-    """Return an empty run of a table."""
     return Run(table, pa.RecordBatch.from_pylist([], schema=table.columns))
 
 
 def read_tables(log: ObjectCommitLog, pointer: Pointer, tables: Collection[str]) -> dict[str, Run]:
-    """Return the live rows in memory, one run per table; a table without rows may be absent."""
+    """Load a version's live rows, one run per table; a table without rows may be absent."""
     rows: dict[str, Run] = {}
     reached: list[Pointer] = []
     while reached != [pointer]:
@@ -69,11 +67,11 @@ def read_tables(log: ObjectCommitLog, pointer: Pointer, tables: Collection[str])
 
 
 class _Stretch(NamedTuple):
-    """Bytes of a file that lie in one part."""
+    """A byte range of a file, within one part."""
 
     file: str
     part: Part
-    begin: int  #: Where the part begins in the file
+    begin: int  #: The part's offset in the file
     start: int
     end: int
     is_whole: bool  #: Whether the stretch is the whole part
@@ -101,10 +99,10 @@ class StoredFiles(FrozenFiles):
         self._fetch(places, whole=False)
 
     def _fetch(self, places: Iterable[ByteRange], *, whole: bool) -> None:
-        """Fetch and verify `whole` parts, or fetch only the ranges that hold the wanted bytes."""
+        """Fetch `whole` parts and verify them, or fetch only the wanted ranges."""
         with self._lock:
             found = dict.fromkeys(one for place in places for one in self._stretches(place, whole=whole))
-            stretches = sorted(found, key=lambda one: one.is_whole)  # verified bytes last, so that none is overwritten
+            stretches = sorted(found, key=lambda one: one.is_whole)  # verified bytes last: nothing overwrites them
             for one, data in zip(stretches, self._executor.map(self._read, stretches), strict=True):
                 path, modified_ns = self.folder / one.file, self._files[one.file].modified_ns
                 with local_files.writing(path), path.open("r+b", buffering=0) as out:
@@ -141,7 +139,7 @@ class At(NamedTuple):
 
 
 class VersionReader:
-    """Reads some rows of a shard's versions, for one thread at a time; `executor` must not run the caller."""
+    """Reads selected rows of a shard's versions, for one thread at a time, which is not one of `executor`'s."""
 
     def __init__(
         self,
@@ -161,7 +159,7 @@ class VersionReader:
         self._lock = threading.Lock()
 
     def find(self, at: At, table: str, prefixes: Keys) -> Run:
-        """Return the live rows that begin with one of `prefixes`."""
+        """Return the live rows whose keys begin with one of `prefixes`."""
         newest, schema = self.newest(at), self.tables[table]
         runs = [run.with_prefixes(prefixes) for run in self._written(newest, schema)]
         snapshot = newest.lineage.snapshot
@@ -174,7 +172,7 @@ class VersionReader:
         return merge_runs([no_rows(schema), *runs], drop_deletes=True)
 
     def scan(self, at: At, table: str, first_hash: int = 0) -> Iterator[Run]:
-        """Yield the live rows from `first_hash`, in hash order; after an error, a new scan bypasses the snapshot."""
+        """Yield the live rows by hash, beginning at `first_hash`; after an error, a new scan bypasses the snapshot."""
         newest, schema = self.newest(at), self.tables[table]
         writes = [run.slice(first_hash, MAX_HASH) for run in self._written(newest, schema)]
         snapshot = newest.lineage.snapshot
@@ -192,7 +190,7 @@ class VersionReader:
             raise
 
     def newest(self, at: At) -> Commit:
-        """Return a version's commit, whose lineage names the other objects; raises the same errors as `find`."""
+        """Return a version's own commit, whose lineage names the other objects; raises the same errors as `find`."""
         if at.carried is not None:
             return self._commits.decode_carried(at.carried, at.pointer)
         with self._lock:
@@ -205,7 +203,7 @@ class VersionReader:
         return (run for one in commits if (run := one.run_of(schema)) is not None)
 
     def commit(self, entry: ChainEntry) -> Commit:
-        """Return a commit that a chain names; raises the same errors as `find`."""
+        """Return the commit of a chain entry; raises the same errors as `find`."""
         with self._lock:
             kept = self._kept.get(entry)
         return kept or self._keep(self._commits.fetch(entry))
@@ -238,7 +236,7 @@ class VersionReader:
         return self._views[snapshot][0]
 
     def _rows_around(self, at: At, table: str) -> list[Run]:
-        """Return all live rows of a version whose snapshot is damaged, by reading older objects."""
+        """Return a table's live rows from older objects, because the version's snapshot is damaged."""
         with self._work_folder() as home:
             carried = {} if at.carried is None else {at.pointer: at.carried}
             log = ObjectCommitLog(self._storage, self._shard, self.tables, self._executor, home, carried=carried)
@@ -246,7 +244,7 @@ class VersionReader:
 
     def _give_up(self, snapshot: ChainEntry, damage: CorruptionError) -> None:
         if snapshot not in self._damaged:
-            _log.warning("%s/%s is not used: %s", self._objects.url, snapshot.key, damage)
+            _log.warning("ignoring the damaged snapshot %s/%s: %s", self._objects.url, snapshot.key, damage)
         self._damaged.add(snapshot)
         if snapshot in self._views:
             self._views.pop(snapshot)[1].close()

@@ -7,19 +7,19 @@
     <operator>/claims/beside@00001795287600000@<run id>@<application>@<driver>@5f0c1d…      see `Beside`
 
 A run claims before it writes anything else, by taking the number after the newest (`holdfast.snapshotter.fence`); its
-executors share the claim (`spark_integration/shard_call/claiming.py`). While micro-batches run, they look every
-`RENEW_EVERY_MS`, and one of them takes the next number if it has not moved. `spark_integration/executor/processes.py`
-checks whether a run lives. Who may take the next number (docs/decisions/0023-copied-checkpoints.md):
+executors share the claim (`spark_integration/shard_call/claiming.py`). While micro-batches run, they check the number
+every `RENEW_EVERY_MS`, and if nobody has taken the next one, one of them does. Who may take the next number
+(docs/decisions/0023-copied-checkpoints.md; `spark_integration/executor/processes.py` checks whether a run is alive):
 
-another query     not while the first query has claimed within `ALIVE_MS`: the other query claims a separate directory.
+another query     not if the first query has claimed within `ALIVE_MS`: the other query claims a separate directory.
                   Later it replaces a query that has no record, and so no state
 the same query    at once, if it is the same application, or if the previous run has ended on this machine or has not
-                  claimed within `ALIVE_MS`. The previous run finds the new number when it looks, and stops
-otherwise         a restart, a second driver and a copied location look alike. The run is refused if the other run
-                  lives on this machine or is at a later micro-batch. If neither is known, it starts **beside** the
-                  other and writes no claim: if the number moves, the other lives, and this run stops; if it does not
-                  move for `ALIVE_MS`, the other is dead, and this run takes the next number
-several beside    each announces itself when it begins and whenever it looks; later runs wait for all runs that did so
+                  claimed within `ALIVE_MS`. The previous run finds the new number at its next check, and stops
+otherwise         a restart, a second driver and a copied location look alike. The run is refused if the other run is
+                  alive on this machine, or at a later micro-batch. If neither is known, it starts **beside** the
+                  other and writes no claim: if a new claim appears, the other is alive, and this run stops; if none
+                  appears for `ALIVE_MS`, the other is dead, and this run takes the next number
+several beside    each announces itself when it begins and at each check; later runs wait for all runs that did so
                   within `ALIVE_MS`, however old the claim is. So the run that began first takes the number
 
 Invariants
@@ -27,7 +27,7 @@ Invariants
 * **one holder**: of all runs that take the same number, one succeeds.
 * **incumbent first**: a run beside the holder stops no other run, and deletes none of its objects.
 * **one clock**: ages are differences between the store's own times, or are measured by a monotonic clock.
-* **nothing waits**: a claim is not a lock. State is safe: object names are unique, and Spark accepts one run only.
+* **nothing waits**: a claim is not a lock. State is safe anyway: object names are unique, and Spark accepts one run.
 """
 
 from __future__ import annotations
@@ -52,32 +52,32 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 KIND = "claim"
 FOLDER = "claims"
-#: An older claim belongs to a run that ended, was killed, or was idle.
+#: The run of an older claim has ended, was killed, or is idle.
 ALIVE_MS = 5 * 60_000
 _BESIDE = re.compile(r"beside@([0-9]{17})@([^@/]+)@([0-9a-f]{16}|)@([^@/]*)@([0-9a-f]{16})")
 RENEW_EVERY_MS = 2 * 60_000
-#: How long executors may outlive their driver: their claims during that time do not show that the query lives.
+#: How long executors may outlive their driver: their claims during that time do not show that the query is alive.
 ENDING_MS = 60_000
-#: How long a claim lists earlier runs: an executor that joins an old run late must see that newer runs came after it.
+#: How long a claim lists earlier runs: an executor that joins an old run late must learn that newer runs exist.
 KEPT_MS = 24 * 3600_000
-#: After this long without a new claim, runs stop waiting for others: each has died in turn. Otherwise short runs on
+#: After this long without a new claim, runs stop waiting for others, which all have died. Otherwise short runs on
 #: different machines would wait for their predecessors forever, and none would clean up.
 WAITED_MS = 6 * ALIVE_MS
 _RUNS_MAX = 20
-#: At most this many objects of runs beside a living run are kept; more are deleted, in one request.
+#: At most this many objects of runs beside a holder are kept; more are deleted, in one request.
 _BESIDES_KEPT = 16
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ClaimingRun(Stored, notice=True):
-    """One run of a query, as a claim describes it."""
+    """A run of a query, as described in a claim."""
 
     run_id: str
     started_ms: int  #: Start time, for display
     seen_ms: int  #: Time of its last claim, by the store's clock; for a claim's own run, when the claim was stored
     batch_id: int | None  #: Its micro-batch at that time; None if unknown
-    retained_versions: PositiveInt  #: How many versions it may go back
+    retained_versions: PositiveInt  #: How many versions the query may go back
     #: The processes of its driver, if known, and of the executor that claimed last, in the format of `place_of`
     driver: str
     executor: str
@@ -107,16 +107,16 @@ class Claim(Stored, notice=True):
 
 @dataclass(frozen=True)
 class Beside:
-    """A run that works beside the directory's holder, stored as an object whose name holds all fields."""
+    """A run beside the directory's holder, stored as an object whose name holds all fields."""
 
-    #: When the run began, or the predecessor whose rank it inherits, by the store's clock: of several runs, the
-    #: earliest may take the number
+    #: When the run began, or the ended run that it succeeds, by the store's clock: of several runs, the earliest may
+    #: take the number
     begun_ms: int
     run_id: str
     application: str  #: A digest of Spark's id of the run's application; empty if unknown
     driver: str  #: See `ClaimingRun.driver`
-    object_id: str  #: Distinguishes the objects of one run, which makes one per look
-    seen_ms: int = 0  #: When the run looked, by the store's clock: when the object was stored
+    object_id: str  #: Distinguishes the run's objects: it stores one at each check
+    seen_ms: int = 0  #: When the object was stored, by the store's clock
 
     @classmethod
     def of(cls, info: ObjectInfo) -> Beside | None:
@@ -166,7 +166,7 @@ def look(storage: ObjectStorage, operator: str, known: Claim | None = None) -> t
 
 
 def retained_versions(storage: ObjectStorage, record: OperatorRecord) -> int:
-    """Return how many versions the query may go back: the largest number in the record and in recent runs."""
+    """Return how many versions the query may go back: the maximum over its record and its recent runs."""
     claim = find_claim(storage, record.operator)
     runs = claim.runs if claim is not None and claim.query_id == record.query_id else ()
     latest = [run.retained_versions for run in runs if runs[-1].seen_ms - run.seen_ms < ALIVE_MS]
@@ -175,21 +175,21 @@ def retained_versions(storage: ObjectStorage, record: OperatorRecord) -> int:
 
 @dataclass(frozen=True)
 class Tenure:
-    """A run's place in a directory, as one of its executors knows it."""
+    """A run's position in a directory, holder or beside the holder, as known to one of its executors."""
 
-    claim: Claim  #: The newest claim: the run's own or, beside another run, that run's
-    #: Beside another run: the monotonic time since which this claim has been the newest
+    claim: Claim  #: The holder's newest claim
+    #: Beside the holder: the monotonic time at which this executor first saw the claim
     since_ms: int | None = None
-    #: Beside another run: `Beside.begun_ms` of this run
+    #: Beside the holder: `Beside.begun_ms` of this run
     begun_ms: int = 0
 
     def retained(self, retained_versions: int, version: int) -> int:
-        """Return how many versions before an accepted version to keep: all, if another run may need them."""
+        """Return how many versions to keep before an accepted version: all, if another run may need them."""
         return retained_versions if self.since_ms is None else max(retained_versions, version)
 
 
 class Claims:
-    """One run's claims on an operator's directory; `lives` checks whether a process lives, None if unknown."""
+    """One run's claims on an operator's directory; `lives` returns whether a process is alive, None if unknown."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class Claims:
         self._where = {"operator": me.operator, "storage": storage.url}
 
     def take(self, record: OperatorRecord, store_ms: int) -> Tenure:
-        """Claim the directory for this run, join its claim, or begin beside another run; raise if it is taken."""
+        """Claim the directory for this run, join its claim, or begin beside another run; raise if that is refused."""
 
         def begun(newest: Claim | None, besides: Sequence[Beside]) -> Tenure | None:
             if newest is None:
@@ -224,7 +224,7 @@ class Claims:
         return self._place(begun, None)
 
     def renew(self, tenure: Tenure) -> Tenure:
-        """Renew this run's claim, if it still holds its place. Raises `FencedError` if another run took over."""
+        """Renew this run's claim or its place beside the holder. Raises `FencedError` if another run took over."""
 
         def kept(newest: Claim | None, besides: Sequence[Beside]) -> Tenure | None:
             if newest is None:  # the claims were deleted
@@ -237,12 +237,12 @@ class Claims:
                 raise self._fenced(newest)
             return self._still_beside(tenure, tenure.since_ms, newest, besides)
 
-        if tenure.since_ms is not None:  # before the list, which then also gives the store's time
+        if tenure.since_ms is not None:  # before the listing, which then shows the store's time
             self._announce(tenure.begun_ms)
         return self._place(kept, tenure.claim)
 
     def _place(self, found: Callable[[Claim | None, Sequence[Beside]], Tenure | None], known: Claim | None) -> Tenure:
-        """Return a run's place according to the newest claim; without one, make a claim."""
+        """Return the place that `found` derives from the newest claim; if it returns None, make a claim."""
         for _ in looks(self._fence.url):
             newest, besides = self._look(known)
             tenure = found(newest, besides)
@@ -268,7 +268,7 @@ class Claims:
             raise
 
     def _announce(self, begun_ms: int) -> None:
-        """Announce that this run works beside another run, until a run takes the number."""
+        """Announce that this run works beside the holder."""
         run = Beside(begun_ms, self._mine.run_id, self._application, self._mine.driver, self._new_id())
         self._folder.put(run.key, self._me.host.encode())
 
@@ -286,7 +286,7 @@ class Claims:
         return replace(self._me, number=newest.number + 1 if newest else 1, runs=(*kept, mine))
 
     def _refuse_others(self, newest: Claim, record: OperatorRecord, store_ms: int) -> None:
-        """Raise ConflictError if another query owns the directory, by its record or else by a recent claim."""
+        """Raise ConflictError if another query owns the directory by its record or, without one, by a recent claim."""
         stored = find_operator(self._storage, self._me.operator)  # a query claims before it writes its record
         if stored is not None:
             check_operator(stored, record, self._storage.url)
@@ -294,7 +294,7 @@ class Claims:
             raise self._of_another(ConflictError, newest)
 
     def _beside(self, newest: Claim, besides: Sequence[Beside], store_ms: int) -> Tenure | None:
-        """Return this run's place if it must begin beside another run, which may live; None if it need not."""
+        """Return this run's place beside a holder that may be alive; None if this run may take the number."""
         mine, other = self._mine, newest.holder
         age_ms = store_ms - other.seen_ms
         seen = _seen(besides, store_ms) if age_ms <= WAITED_MS else []
@@ -303,7 +303,7 @@ class Claims:
         lives = self._may_live(newest.application, other.driver, other.executor)
         if lives is False:
             return None
-        before = [run for run in seen if run.run_id == mine.run_id or self._follows(run)]
+        before = [run for run in seen if run.run_id == mine.run_id or self._succeeds(run)]
         last_ms = max((run.begun_ms for run in seen), default=0)  # a store's clock may have seconds only
         begun_ms = min((run.begun_ms for run in before), default=max(store_ms, last_ms + 1))
         if age_ms > ALIVE_MS and not self._earlier(begun_ms, [run for run in seen if run not in before]):
@@ -321,7 +321,7 @@ class Claims:
         return Tenure(newest, self._monotonic_ms(), begun_ms)
 
     def _still_beside(self, tenure: Tenure, since_ms: int, newest: Claim, besides: Sequence[Beside]) -> Tenure | None:
-        """Return this run's place beside another run; None if no earlier run remains. Raises `FencedError`."""
+        """Return this run's place beside the holder; None if it may take the number. Raises `FencedError`."""
         if newest.number == tenure.claim.number:
             own = sorted((run for run in besides if run.run_id == self._mine.run_id), key=lambda run: run.seen_ms)
             if self._monotonic_ms() - since_ms >= ALIVE_MS and own:
@@ -338,13 +338,13 @@ class Claims:
     def _earlier(self, begun_ms: int, besides: Iterable[Beside]) -> list[Beside]:
         return [run for run in besides if run.run_id != self._mine.run_id and run.begun_ms < begun_ms]
 
-    def _follows(self, run: Beside) -> bool:
-        """Return whether this run succeeds `run`, which worked beside the holder and has certainly ended."""
+    def _succeeds(self, run: Beside) -> bool:
+        """Return whether `run` is an earlier run of this application, or has certainly ended."""
         is_same = bool(self._application) and run.application == self._application
         return is_same or self._may_live("", run.driver, "") is False
 
     def _may_live(self, application: str, driver: str, executor: str) -> bool | None:
-        """Return whether another run may live; None if unknown. An application runs a query once, in one process."""
+        """Return whether another run may be alive; None if unknown. An application runs a query in one process only."""
         mine = self._mine
         if {application, driver, executor} & {self._me.application, mine.driver, mine.executor} - {""}:
             return False
@@ -385,7 +385,7 @@ class Claims:
 
 
 def _seen(besides: Iterable[Beside], now_ms: int) -> list[Beside]:
-    """Return the runs that looked recently, by the store's clock; a copied object may carry any later time."""
+    """Return the runs that announced themselves recently; a copied object may have any later time."""
     return [run for run in besides if abs(now_ms - run.seen_ms) <= ALIVE_MS and run.begun_ms <= run.seen_ms + ALIVE_MS]
 
 

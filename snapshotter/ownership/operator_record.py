@@ -72,7 +72,7 @@ def declare_operator(storage: ObjectStorage, record: OperatorRecord) -> Operator
 
 
 def _require_no_location(storage: ObjectStorage) -> None:
-    """Refuse a checkpoint location as state directory: an operator called ``state`` would share Spark's folder."""
+    """Refuse a checkpoint location as state directory: an operator named ``state`` would share Spark's folder."""
     try:
         storage.get("metadata")
     except NotFoundError:

@@ -1,4 +1,4 @@
-"""What a state directory records of a query: the origin of a restored or cloned query, and the checkpoint location.
+"""A state directory's records about queries: the origin of a restored or cloned query, and the checkpoint location.
 
 ::
 
@@ -6,9 +6,9 @@
     _queries/<original's id>.fills              the id of its clone; only that clone may fill the original's directories
     _queries/<state id>.locations/<number>      `NotedLocation`, in a fence; the newest counts
 
-A restore or a clone writes the origin before anything else in the state directory, so that leftovers of a stopped
-attempt can be distinguished from other queries' objects. A restored query's records name that query, but every clone's
-records name the original. So a state directory accepts one clone of a query: the first to put the ``.fills`` object.
+A restore or a clone writes the origin before anything else in the state directory, so that leftovers of an interrupted
+attempt can be told from other queries' objects. A restored query's records name that query, but a clone's records name
+the original. So a state directory accepts one clone of a query: the first to put the ``.fills`` object.
 
 Anyone with write access to the state directory may have written a location's text: readers check the location before
 use (`holdfast.spark_integration.lookup.places`).
@@ -63,7 +63,7 @@ class QueryOrigin(Stored):
 
     @property
     def is_clone(self) -> bool:
-        """Whether the query is a clone, whose state keeps the original's id."""
+        """Whether the query is a clone, whose state names the original."""
         return self.state_id != self.query_id
 
     @property
@@ -109,7 +109,7 @@ def find_origin(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
 
 
 def is_filling(storage: ObjectStorage, origin: QueryOrigin) -> bool:
-    """Return whether an unfinished query's directories hold its own objects, not those of a different clone."""
+    """Return whether an unfinished query owns its directories; a different clone may have taken them."""
     try:
         filling = PrefixedStorage(storage, FOLDER).get(origin.state_id + _FILLS) if origin.is_clone else None
     except NotFoundError:
@@ -132,15 +132,15 @@ _HOST = re.compile(_PLAIN + "{0,255}")
 
 @dataclass(frozen=True)
 class NotedLocation(Stored):
-    """A query's checkpoint location, as noted by the last run that knew it."""
+    """A query's checkpoint location, noted by the last run that knew it."""
 
     state_id: Annotated[str, QUERY_ID]  #: The id in the query's pointers and records
     query_id: Annotated[str, QUERY_ID]  #: Spark's id of the query; for a clone, it differs from `state_id`
     location: str  #: As Spark writes it
-    host: Annotated[str, _HOST]  #: Host of the driver; a local path is on this machine
+    host: Annotated[str, _HOST]  #: Host of the driver, to which a local path refers
 
     def require(self, header: Fields) -> None:
-        """Refuse a location without showing it: it may hold credentials or terminal control codes."""
+        """Refuse an invalid location without showing it: it may hold credentials or terminal control codes."""
         try:
             _require_notable(self.location)
         except InvalidArgumentError as exc:

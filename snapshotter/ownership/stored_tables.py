@@ -1,14 +1,14 @@
-"""The tables and columns that an operator's state may hold: those of its record, and those that later runs declared.
+"""The tables and columns that an operator's state may hold, as declared by all its runs.
 
 ::
 
     <operator>/operator                       the record: tables of the first run
-    <operator>/schemas/00000000000000000001   what state may hold since a later run declared other tables or columns, or
-                                              dropped or renamed some
+    <operator>/schemas/00000000000000000001   all tables and columns, after a later run declared new ones, or dropped or
+                                              renamed columns
 
 Stored tables and columns only grow (`holdfast.backends.evolution`), under names that are never reused
-(`holdfast.backends.column_names`). So a run that leaves out a table changes nothing here, and a run that declares it
-again finds it. An object is written before the first state that needs it: if its writer then dies, or Spark drops the
+(`holdfast.backends.column_names`). So a run that leaves out a table changes nothing, and a run that declares it again
+finds its rows. An object is written before the first state that needs it: if its writer then dies, or Spark drops the
 micro-batch, the object harmlessly lists more than state holds.
 
 The objects are a fence (`holdfast.snapshotter.fence`) whose newest object is complete, so old objects are deleted.
@@ -52,10 +52,8 @@ _Tables = Annotated[
 
 @dataclass(frozen=True)
 class StoredTables(Stored):
-    """The tables of stored state."""
-
-    #: All tables that state may hold, with all their columns under stored names; `not_null` lists the columns without
-    #: nulls in any stored row, because every run that declared the table forbade them
+    #: All tables that state may hold, with all their columns under stored names; `not_null` lists the columns that are
+    #: null in no stored row, because every run that declared the table forbade it
     held: _Tables
     #: The same tables with the columns that were declared last, under their current names
     latest: _Tables
@@ -63,7 +61,7 @@ class StoredTables(Stored):
     #: By table, the columns that a run may declare and find again, with their stored names
     names: Annotated[Mapping[str, Names], Coding(Mapping[str, Mapping[str, str]], dict, _sorted)]
     left_out: _TableNames = frozenset()  #: Held tables that some run did not declare
-    #: By table, changes made since the tables were read, which are to be stored
+    #: By table, column changes that are not yet stored
     made: Annotated[Mapping[str, ColumnChanges], NOT_STORED] = field(default_factory=dict, compare=False)
 
     @classmethod
@@ -83,7 +81,7 @@ class StoredTables(Stored):
 
     @cached_property
     def live(self) -> dict[str, TableSchema]:
-        """All tables with the columns that are not dropped, under their current names; `not_null` is as in `held`."""
+        """All tables without dropped columns, under the columns' current names; `not_null` is as in `held`."""
         declared = {name: {stored: column for column, stored in names.items()} for name, names in self.names.items()}
         return {name: named(schema, declared[name]) for name, schema in self.held.items()}
 
@@ -97,7 +95,7 @@ class StoredTables(Stored):
         return under_names(run, schema, self.names[schema.name])
 
     def with_changes(self, changes: Mapping[str, ColumnChanges]) -> Self:
-        """Return the tables with these column changes; repeated changes do nothing."""
+        """Return the tables with these column changes; those already made have no effect."""
         found = {name: change.effective(self.names[name]) for name, change in changes.items() if name in self.names}
         new = {name: change for name, change in found.items() if change}
         if not new:
@@ -183,7 +181,7 @@ def declare_tables(storage: ObjectStorage, record: OperatorRecord, planned: Stor
         header = {"operator": record.operator, "query_id": record.query_id, "number": number + 1, **after.to_json()}
         with suppress(ConflictError):  # another run was faster: read its declaration
             numbers = fence.take(number + 1, stored_file.encode(KIND, header)[0])
-            if old := fence.old(numbers):  # many if two programs are started in turn
+            if old := fence.old(numbers):  # many, if two programs alternate
                 fence.delete(old)
             return
 
@@ -191,7 +189,7 @@ def declare_tables(storage: ObjectStorage, record: OperatorRecord, planned: Stor
 def _after(planned: StoredTables, stored: StoredTables, record: OperatorRecord, url: str) -> StoredTables:
     """Return the stored tables with a run's planned changes. Raises `ConflictError` if these no longer fit."""
     conflict = ConflictError(
-        "another run of this query has declared other state since this run began: restart the query, one run at a time",
+        "another run of this query has changed the tables since this run began: restart the query, one run at a time",
         operator=record.operator,
         storage=url,
     )

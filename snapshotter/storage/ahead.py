@@ -1,4 +1,4 @@
-"""Prefetching: while a caller processes one result, the next results are being produced.
+"""Prefetching: the next results are produced while the caller processes one.
 
 ::
 
@@ -26,7 +26,7 @@ def ahead(
 ) -> Generator[_Result, None, None]:
     """Yield the result of `work` for each item, in order, with at most `window` results running or waiting.
 
-    The work must not wait for the executor. Close the iterator if it is not exhausted: this stops the remaining work.
+    `work` must not wait for the executor. Close an iterator that is not exhausted, to stop the remaining work.
     """
     under_way: deque[Future[_Result]] = deque()
     try:

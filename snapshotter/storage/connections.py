@@ -15,7 +15,7 @@ _Connection = TypeVar("_Connection")
 
 
 class Connections(Generic[_Connection]):
-    """The connections of one storage, one per process; a `connect` that refers to the storage keeps it alive."""
+    """One storage's connection in each process; a `connect` that refers to the storage keeps the storage alive."""
 
     def __init__(
         self, connect: Callable[[], _Connection], close: Callable[[_Connection], object] = lambda _connection: None
@@ -29,12 +29,12 @@ class Connections(Generic[_Connection]):
             connection = self._by_process.setdefault(os.getpid(), self._connect())
         return connection
 
-    def leave(self) -> None:
-        """Leave the connection, which may be dead, to its current users; the next use makes a new one."""
+    def forget(self) -> None:
+        """Forget the connection, which may be dead; current users keep it, the next use makes a new one."""
         self._by_process.pop(os.getpid(), None)
 
     def release(self) -> None:
-        """Close the connection of this process; keep inherited ones open."""
+        """Close this process's connection; keep inherited connections open."""
         for process in list(self._by_process):
             connection = self._by_process.pop(process, None)
             if connection is None:

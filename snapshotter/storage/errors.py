@@ -9,11 +9,11 @@
     object and folder with the same name                       InvalidArgumentError
     the store's checksum repeatedly does not match             CorruptionError
     timeout, refused, 5xx, throttled, cut, disk full or bad    UnavailableError       may succeed later
-    an object vanishes during its put, as by a clean-up        UnavailableError       nothing was stored; never "absent"
+    an object vanishes during its put: something deleted it    UnavailableError       nothing was stored; never "absent"
 
 hdfs-native raises RuntimeError for nearly everything; its message contains HDFS's answer, with a Java class name.
 
-Exception classes are recognized by their names and those of their bases, so users of local disks never load botocore.
+Exception classes are recognized by name, bases included, so users of local disks never load botocore.
 No message holds a credential; an original exception that contains one is left out of the chain.
 """
 
@@ -38,7 +38,7 @@ _NOT_A_STORE = "the answer does not come from an object store: check the endpoin
 _COLLISION = "key collides: the storage has an object in place of a folder that the key needs, or the reverse"
 _REFUSED = "the storage refused the call: check its URL and options"
 _NO_ANSWER = "storage is unavailable"
-_TAKEN_AWAY = "the object vanished while it was written: stop programs that delete it, and check the storage URL"
+_VANISHED = "the object vanished while it was written: stop programs that delete it, and check the storage URL"
 _DAMAGED = "the storage's own checksum does not match the object"
 
 _LOCAL_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -91,7 +91,7 @@ _DENIED_CODES = frozenset(
 )
 _ABSENT_CODES = frozenset({"NoSuchKey", "NoSuchVersion"})
 
-# hdfs-native's message: the variant of its error or, for an answer of HDFS, the class of the remote exception.
+# A message of hdfs-native names the variant of its error or, in an answer of HDFS, the remote exception's class.
 _HDFS_TEXT = re.compile(r'(\w+)(?:\("(?:\w+[.$])*(\w+)")?')
 _HDFS_DENIED = (
     InvalidArgumentError,
@@ -135,7 +135,7 @@ def map_error(
     """Map a third-party exception to a holdfast error, by the table in the module docstring."""
     kind, message = _classify(exc)
     if kind is NotFoundError and action == "put":
-        kind, message = UnavailableError, _TAKEN_AWAY
+        kind, message = UnavailableError, _VANISHED
     return kind(message, action=action, key=key, storage=url, detail=_redacted(_detail(exc), secrets))
 
 
@@ -167,7 +167,7 @@ def _classify(exc: BaseException) -> tuple[type[HoldfastError], str]:
     if answer is not None:
         return error_for_code(*answer)
     names = {base.__name__ for base in type(exc).__mro__}
-    # Some classes derive from both BotoCoreError and OSError, so clients' names come first.
+    # Clients' names come first: some classes derive from both BotoCoreError and OSError.
     for known, kind, message in _BY_NAME:
         if known & names and "OSError" not in names:
             return kind, message
@@ -224,14 +224,14 @@ def _detail(exc: BaseException) -> str:
 
 
 def _redacted(text: str, secrets: AbstractSet[str]) -> str:
-    """Return the text without secrets, shortened to a line or two."""
+    """Return the text without secrets, at most `_DETAIL_LIMIT` characters long."""
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, "***")
     return text if len(text) <= _DETAIL_LIMIT else text[: _DETAIL_LIMIT - 3] + "..."
 
 
 def _mentions(exc: BaseException, secrets: AbstractSet[str]) -> bool:
-    """Return whether the exception's traceback would show a secret in any message."""
+    """Return whether a message in the exception's traceback would show a secret."""
     chain: list[BaseException] = [exc]
     seen: set[int] = set()
     while chain and secrets:

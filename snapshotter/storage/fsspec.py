@@ -1,4 +1,4 @@
-"""Objects on any other file system that fsspec supports (``memory://`` and others).
+"""Objects on any other file system that fsspec supports, such as ``memory://``.
 
 ::
 
@@ -128,7 +128,7 @@ class FsspecStorage(ObjectStorage):
         return self._whole_range(data, start, end, key)
 
     def _got(self, key: str, read: Callable[[Any, str], memoryview]) -> memoryview:
-        """Call `read` with the file system and the file's path; return its result."""
+        """Return the result of `read`, which takes the file system and the file's path."""
         check_key(key)
         with translated("get", self.url, key, self._secrets):
             fs, root = self._begin("get")
@@ -188,7 +188,7 @@ class FsspecStorage(ObjectStorage):
 
     def _read(self, fs: Any, path: str, key: str, limit_bytes: int) -> memoryview:
         """Return a file's bytes, at most `limit_bytes`, with one request if the file is small."""
-        # Some file systems allocate the whole requested range. One extra byte shows whether there is more data.
+        # Some file systems allocate the whole requested range. The extra byte shows whether the file is larger.
         first = min(limit_bytes, _FIRST_BYTES)
         data = memoryview(fs.cat_file(path, start=0, end=first + 1))
         if data.nbytes > first:
@@ -250,7 +250,7 @@ def _files_below(fs: Any, top: str) -> dict[str, Mapping[str, Any]]:
     # fsspec's own walk silently skips folders that cannot be listed.
     folders = [top]
     for folder in folders:
-        for info in _held_in(fs, folder):
+        for info in _entries(fs, folder):
             name = info["name"].rstrip("/")
             if info["type"] != "directory":
                 found[info["name"]] = info
@@ -259,7 +259,7 @@ def _files_below(fs: Any, top: str) -> dict[str, Mapping[str, Any]]:
     return found
 
 
-def _held_in(fs: Any, folder: str) -> list[Mapping[str, Any]]:
+def _entries(fs: Any, folder: str) -> list[Mapping[str, Any]]:
     """Return the details of a folder's entries; empty if the folder does not exist."""
     there: list[Mapping[str, Any]] = []
     try:
@@ -276,7 +276,7 @@ def _held_in(fs: Any, folder: str) -> list[Mapping[str, Any]]:
 
 
 def _is_absence(exc: OSError) -> bool:
-    """Return whether an error means that a file is absent; some errors, such as SMB's, show it only by errno."""
+    """Return whether an error means that a file is absent; SMB, for one, reports that only by errno."""
     return isinstance(exc, (FileNotFoundError, IsADirectoryError, NotADirectoryError)) or exc.errno in _ABSENT
 
 

@@ -1,4 +1,4 @@
-"""Objects as files on HDFS (``hdfs://``), through hdfs-native, which needs neither Java nor a local Hadoop.
+"""Objects as files on HDFS (``hdfs://``), through hdfs-native, which needs neither Java nor a Hadoop installation.
 
 ::
 
@@ -21,7 +21,7 @@ Bounded: each attempt runs in its own thread and is abandoned, with its client, 
 plus 1 s per MiB; an abandoned attempt renames nothing. A transient failure is retried under a new temporary name for
 `retry_seconds` (30).
 
-Lost reply: the next attempt may find that its object already exists; the bytes decide whether it is the same object.
+Lost reply: the next attempt may find that the object already exists, and compares the bytes.
 
 `Client.inner` is private: its ``create`` returns a writer that closes only on request, unlike the client's own
 ``create``, whose writer also closes when it is garbage-collected. `PRIVATE` names it; a test fails if it is removed.
@@ -88,7 +88,7 @@ class Attempt:
         self._limit_seconds += seconds
 
     def check(self) -> None:
-        """Raise if the caller has given up, because nothing may be published after that."""
+        """Raise if the caller has given up: nothing may be published after that."""
         if self._abandoned:
             raise TimeoutError
 
@@ -104,7 +104,7 @@ class Attempt:
 
         waited = 0.0
         try:
-            # Not a pool, which would wait for its threads when the interpreter exits.
+            # Not a pool: at exit, the interpreter would wait for its threads.
             threading.Thread(target=run, name="holdfast-hdfs", daemon=True).start()
             while not done.done() and (left := self._limit_seconds - waited) > 0:
                 wait([done], left)
@@ -121,7 +121,7 @@ def read_file(
     try:
         reader = client.read(path)
     except (FileNotFoundError, RuntimeError) as exc:
-        if _says_absent(exc):
+        if _is_absence(exc):
             raise NotFoundError("no such file") from exc
         raise
     begin, end = choose(len(reader))
@@ -146,7 +146,7 @@ def files_below(client: hdfs_native.Client, folder: str) -> Sequence[hdfs_native
         # For a file, HDFS lists the file itself.
         return [s for s in client.list_status(top, True) if not s.isdir and s.path.startswith(folder)]
     except (FileNotFoundError, RuntimeError) as exc:
-        if not _says_absent(exc):
+        if not _is_absence(exc):
             raise
         if _status(client, top) is not None:
             raise UnavailableError("a folder was removed while it was listed") from exc
@@ -163,7 +163,7 @@ def _status(client: hdfs_native.Client, path: str) -> hdfs_native.FileStatus | N
     try:
         return client.get_file_info(path)
     except (FileNotFoundError, RuntimeError) as exc:
-        if _says_absent(exc):
+        if _is_absence(exc):
             return None
         raise
 
@@ -173,12 +173,12 @@ def delete_file(client: hdfs_native.Client, path: str) -> None:
     try:
         client.delete(path, False)
     except (FileNotFoundError, RuntimeError) as exc:
-        if not _says_absent(exc) and "PathIsNotEmptyDirectoryException" not in str(exc):
+        if not _is_absence(exc) and "PathIsNotEmptyDirectoryException" not in str(exc):
             raise
 
 
-def _says_absent(exc: Exception) -> bool:
-    """Return whether a path is absent; for a path below a file, HDFS reports a failed access check."""
+def _is_absence(exc: Exception) -> bool:
+    """Return whether an error means that a path is absent; below a file, HDFS reports a failed access check."""
     return isinstance(exc, FileNotFoundError) or "(is not a directory)" in str(exc)
 
 
@@ -275,7 +275,7 @@ class HdfsStorage(SizedStorage):
                         delete_file(client, path)
                 except InvalidArgumentError as error:
                     failures.append((key, error))
-                waiting.pop(key, None)  # an abandoned attempt may have removed the key just now
+                waiting.pop(key, None)  # an abandoned attempt may also be removing keys
 
         if waiting:
             try:
@@ -296,11 +296,11 @@ class HdfsStorage(SizedStorage):
     def _perform(
         self, action: Action, key: str, work: Callable[[hdfs_native.Client, Attempt], _T], seconds: float = 0.0
     ) -> _T:
-        """Run `work`, and repeat it while its failure may be transient; `seconds` extends the time limit."""
+        """Run `work`, and retry it while its failure may be transient; `seconds` extends the time limit."""
         start_ms, pause_ms = clock.monotonic_ms(), _FIRST_PAUSE_MS
         while True:
             self._require_open()
-            if action != "delete":  # deletes count their keys
+            if action != "delete":  # counted per key
                 self._requests.add(action)
             try:
                 with translated(action, self.url, key):
@@ -308,7 +308,7 @@ class HdfsStorage(SizedStorage):
             except UnavailableError as error:
                 if clock.monotonic_ms() - start_ms + pause_ms > self._retry_seconds * 1000:
                     raise
-                _LOG.debug("trying again action=%s key=%s detail=%s", action, key, error.facts.get("detail"))
+                _LOG.debug("retrying action=%s key=%s detail=%s", action, key, error.facts.get("detail"))
             self._sleep_ms(pause_ms)
             pause_ms = min(2 * pause_ms, _LAST_PAUSE_MS)
 
@@ -318,7 +318,7 @@ class HdfsStorage(SizedStorage):
         try:
             return attempt.run(lambda: work(client, attempt))
         except TimeoutError:
-            self._clients.leave()
+            self._clients.forget()
             raise
 
     def _put(self, client: hdfs_native.Client, attempt: Attempt, path: str, view: memoryview) -> None:

@@ -46,8 +46,8 @@ _LOG = logging.getLogger(__name__)
 #: Skips entries that were deleted or replaced after their folder was read.
 _UNLESS_GONE = suppress(FileNotFoundError, NotADirectoryError)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# File systems without hard links raise various errors; a rename could raise these errors, too.
-_MET_BY_ANY_CALL = {
+# File systems without hard links raise various errors, but not these, which a rename may raise, too.
+_NOT_ABOUT_LINKS = {
     *(errno.ENOENT, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE),
     *(errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOMEM, errno.EINTR),
 }
@@ -70,7 +70,7 @@ class LocalStorage(SizedStorage):
             self._require(key, data)
 
     def _put(self, key: str, data: Buffer, publish: Callable[[str, str, int], bool]) -> bool:
-        """Write a temporary file and name it with `publish`; return whether it got the name."""
+        """Write a temporary file and give it its name with `publish`; return False if the name is taken."""
         view = flat_view(data)
         *folder, name = check_key(key).split("/")
         self._begin("put")
@@ -144,7 +144,7 @@ class LocalStorage(SizedStorage):
 
     @contextmanager
     def _made_folder(self, segments: tuple[str, ...]) -> Iterator[int]:
-        """Open a folder for a write, making it and its parents durable; yields its descriptor."""
+        """Open a folder for a write, making it and its parents durable; yield its descriptor."""
         at = -1
         if segments in self._durable:
             with suppress(FileNotFoundError):  # removed since
@@ -227,7 +227,7 @@ def _replace(temporary: str, name: str, at: int) -> bool:
 
 
 def _link(temporary: str, name: str, at: int, *, without_links: Exception) -> bool:
-    """Link a temporary file to its name unless the name is taken; return whether it got the name."""
+    """Link a temporary file to its name; return False if the name is taken."""
     is_linked = True
     try:
         os.link(temporary, name, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
@@ -236,7 +236,7 @@ def _link(temporary: str, name: str, at: int, *, without_links: Exception) -> bo
         with suppress(FileNotFoundError):
             found = os.stat(name, dir_fd=at, follow_symlinks=False).st_mode
         if found is None and not isinstance(exc, FileExistsError):
-            if exc.errno in _MET_BY_ANY_CALL:
+            if exc.errno in _NOT_ABOUT_LINKS:
                 raise
             raise without_links from exc
         if found is not None and not stat.S_ISREG(found):
@@ -247,7 +247,7 @@ def _link(temporary: str, name: str, at: int, *, without_links: Exception) -> bo
 
 
 def _make_root(root: str) -> None:
-    """Make the root and its missing parents, each private and durable in its parent."""
+    """Make the root and its missing parents, each private and durable."""
     if os.path.isdir(root):
         return
     parent = os.path.dirname(root)

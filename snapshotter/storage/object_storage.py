@@ -24,8 +24,8 @@ counted     every request that the client can see is counted, including retries:
 typed       each failure is a `holdfast.errors` class; only `errors` maps third-party exceptions
 contained   a key is validated before any I/O and cannot lead outside the root
 silent      no URL, repr, log record, exception or pickle holds credentials
-bounded     no call waits forever: attempts and timeouts have default limits
-limited     `get` refuses an object that is larger than the caller expects, before it takes memory
+bounded     no call waits forever: attempts and time are limited by default
+limited     `get` refuses an object that is larger than the caller allows, before it takes memory
 
 Keys are written once: nearly every object has a new, random name, so its put needs no lock, rename or condition.
 Putting the same bytes again after an unclear failure is harmless. If a name decides which process was first, such as
@@ -116,8 +116,8 @@ class RequestCounts:
 class ObjectStorage(ABC):
     """Whole objects under keys below one root; the module docstring lists the guarantees.
 
-    Many threads may use an instance. After a fork it also works in the child, which makes new connections and leaves
-    the parent's alone. It cannot be pickled.
+    Many threads may use an instance. It also works in a forked child, which makes new connections and leaves the
+    parent's alone. It cannot be pickled.
 
     Attributes
     ----------
@@ -144,7 +144,7 @@ class ObjectStorage(ABC):
         key : str
             A key that was never used before, or the same key with the same bytes after an unclear failure.
         data : Buffer
-            Any C-contiguous buffer: bytes, memoryview, pyarrow.Buffer. It is not changed, and not kept.
+            Any C-contiguous buffer: bytes, memoryview, pyarrow.Buffer. It is neither changed nor kept.
 
         Raises
         ------
@@ -154,7 +154,7 @@ class ObjectStorage(ABC):
         ConflictError
             The key holds other bytes; only some storages detect this.
         UnavailableError
-            The storage did not answer, or is full. The object was stored whole or not at all; which is unknown.
+            The storage did not answer, or is full. The object was stored whole or not at all.
         """
 
     def put_if_absent(self, key: str, data: Buffer) -> None:
@@ -184,7 +184,7 @@ class ObjectStorage(ABC):
         raise unconditional(key, self.url)
 
     def _require(self, key: str, data: Buffer) -> None:
-        """Raise ConflictError unless an object that has just been found has these bytes."""
+        """Raise ConflictError unless the object under the key holds these bytes."""
         view = flat_view(data)
         try:
             is_same = self.get(key, view.nbytes) == view
@@ -206,8 +206,8 @@ class ObjectStorage(ABC):
         key : str
             The key given to `put`.
         limit_bytes : int
-            The largest size that the object may have. A stored object may be anything, so a larger one is refused
-            before it takes memory; the default is enough for objects that hold no state themselves.
+            The largest accepted size: a larger object is refused before it takes memory. The default suffices for
+            objects without state.
 
         Returns
         -------
@@ -228,7 +228,7 @@ class ObjectStorage(ABC):
         """
 
     def get_range(self, key: str, start: int, end: int) -> memoryview:
-        """Return the bytes from `start` to `end` of an object, which must have them.
+        """Return bytes `start` to `end` of an object that is known to have them.
 
         Parameters
         ----------
@@ -299,14 +299,14 @@ class ObjectStorage(ABC):
         """
 
     def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
-        """Remove leftovers of killed puts, which no list shows but which take space.
+        """Remove leftovers of killed puts, which take space but appear in no list.
 
         Parameters
         ----------
         prefix : str
             A folder, as for `list`; nothing outside it is touched.
         before_ms : int
-            Remove only uploads begun before this time, by the store's clock, in ms since 1970: younger uploads may be
+            Remove only uploads begun before this time, by the store's clock, in ms since 1970: later uploads may be
             in progress. A put whose upload is removed fails with UnavailableError and stores nothing.
 
         Returns
@@ -356,7 +356,7 @@ class ObjectStorage(ABC):
         """Raise one error for all keys that could not be deleted, if any; its notes name each key."""
         if not failures:
             return
-        # One permanent failure makes the whole call permanent.
+        # If one failure is permanent, so is the whole call's.
         key, worst = next((pair for pair in failures if not pair[1].retryable), failures[0])
         error = type(worst)(
             f"not every object was deleted: {worst.message}",
@@ -372,7 +372,6 @@ class ObjectStorage(ABC):
         raise error from failures[0][1]
 
     def _taken(self, key: str) -> ConflictError:
-        """Return the error for a put under a key that holds other bytes."""
         return ConflictError(
             "another object has this key, and objects are never overwritten: choose a different key",
             action="put",
@@ -437,7 +436,7 @@ class SizedStorage(ObjectStorage):
 
 
 def unconditional(key: str, url: str) -> InvalidArgumentError:
-    """Return the error for a storage without conditional puts."""
+    """Return the error for a conditional put that the storage does not support."""
     return InvalidArgumentError(
         "the storage has no conditional put, so two drivers could overwrite each other's decisions: use a local disk "
         "with hard links, HDFS, S3 with conditional writes (AWS, MinIO, Ceph, versitygw), "

@@ -65,21 +65,21 @@ _FLOATS = frozenset(
 )
 _PATH_OR_BOOL = "client_kwargs.verify"
 _WORDS = {"true": True, "false": False}
-#: File systems' names of credentials. Spark Connect hides most of these options from the program that sets them.
+#: Options that hold credentials. Spark Connect hides most of them from the program that sets them.
 CREDENTIALS = ("key", "secret", "token", "username", "password", "account_key", "sas_token", "client_secret")
 _SECRET_NAME = re.compile(
     r"key|secret|token|password|passphrase|passwd|username|credential|connection_string|sas|authorization|cookie",
     re.IGNORECASE,
 )
 _SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
-_OF_WINDOWS = re.compile(r"\s*([A-Za-z]:|\\\\)")
+_WINDOWS_PATH = re.compile(r"\s*([A-Za-z]:|\\\\)")
 _IPV6 = r"\[[0-9A-Fa-f:.]+\]"
 _HOST = re.compile(rf"(?:{_IPV6}|[^:]*)(?::[0-9]*)?")
 _S3 = ("s3", "s3a")
 
 
 def parse_storage_options(given: Mapping[str, object]) -> dict[str, object]:
-    """Convert options, named without Spark's prefix, for file systems: dots nest, and text gets its type."""
+    """Convert options, named without Spark's prefix, for file systems: dots nest, and text is parsed by type."""
     nested: dict[str, object] = {}
     for name, value in given.items():
         *parts, last = name.split(".")
@@ -103,7 +103,7 @@ def dotted(options: Mapping[str, object], prefix: str = "") -> dict[str, object]
 
 
 def secrets_of(options: Mapping[str, object]) -> frozenset[str]:
-    """Return the values, at any depth, of options whose name suggests a secret, for redaction."""
+    """Return the values, at any depth, of options whose names suggest secrets, for redaction."""
     return frozenset(_secrets(options, hidden=False))
 
 
@@ -119,7 +119,7 @@ def _typed(name: str, text: str) -> object:
         try:
             return int(text) if name in _INTS else float(text)
         except ValueError:
-            # Raised from None, because the cause would show the value.
+            # From None: the cause would show the value.
             raise InvalidArgumentError("storage option must be a number", option=name) from None
     return text
 
@@ -145,7 +145,7 @@ class StorageUrl(NamedTuple):
 
     @property
     def store(self) -> tuple[str, str]:
-        """The store that holds the path; equal for two URLs of the same store, whatever their schemes."""
+        """The store that holds the path; equal for all URLs of the same store, whatever their schemes."""
         return "s3" if self.scheme in _S3 else self.scheme, self.authority
 
     @property
@@ -168,7 +168,7 @@ def parse_url(url: str | os.PathLike[str]) -> StorageUrl:
         raise InvalidArgumentError(
             "chained storage URLs (a::b) are refused: a caching layer would answer from its copy"
         )
-    if _OF_WINDOWS.match(text):
+    if _WINDOWS_PATH.match(text):
         raise InvalidArgumentError(
             "this is a Windows path, and holdfast does not run there: write a path such as /data/app", path=text
         )
@@ -212,7 +212,7 @@ def _remote(scheme: str, rest: str) -> StorageUrl:
         )
     authority, slash, path = rest[2:].partition("/")
     user, _, host = authority.rpartition("@")
-    # A secret may contain a slash, which ends the authority: then the text after a colon is a port or a secret.
+    # A secret with a slash would end the authority early: the text after a colon may be a port, or part of a secret.
     is_secret = ":" in user or not _HOST.fullmatch(host)
     if scheme in _S3:  # S3 buckets have no port
         is_secret = ":" in authority or "@" in rest

@@ -24,7 +24,7 @@ _S3_PERMISSIONS = {"put": "s3:PutObject", "get": "s3:GetObject", "list": "s3:Lis
 def probe_storage(
     storage: ObjectStorage, folder: str, *, checked: str = "spark.holdfast.state.dir failed the check at query start"
 ) -> int:
-    """Put, get, list and delete a small object below a folder; return when it was stored, by the store's clock."""
+    """Put, get, list and delete a small object below a folder; return its time of storage, by the store's clock."""
     probes, key = PrefixedStorage(storage, folder), f"probe-{clock.new_id()}"
     try:
         probes.put_if_absent(key, key.encode())
@@ -35,7 +35,7 @@ def probe_storage(
             is_same = bytes(probes.get(key, len(key))) == key.encode()
             stored_ms = {info.key: info.modified_ms for info in probes.list("")}.get(key)
         except BaseException:
-            with suppress(HoldfastError):  # report the action that was refused first
+            with suppress(HoldfastError):  # report the first failure
                 probes.delete([key])
             raise
         probes.delete([key])

@@ -4,7 +4,7 @@
 
     put      up to the size of 2 parts: one PutObject    larger: CreateMultipartUpload, parts 4 at a time, Complete
     put_if_absent    one PutObject, If-None-Match: *
-    get      one GetObject                               larger: its header gives the size, then ranges 4 at a time
+    get      one GetObject                               larger: the size from its header, then ranges 4 at a time
     list     ListObjectsV2, page by page                 delete: DeleteObjects, 1,000 keys per request
 
 s3fs's own ``rm`` drops the errors of single keys, its uploads continue while they abort, and its retries multiply with
@@ -12,7 +12,7 @@ botocore's. So this module makes single requests, with s3fs's options and sessio
 
 Bounded: botocore's standard mode with 9 attempts per request in about 45 s, 5 attempts for a PutObject that conflicts
 with another put of its key (409), 5 s to connect, 20 s without a byte, and `operation_timeout_seconds` (120) plus 1 s
-per MiB for a whole operation. A body that is cut or does not match its checksum is read up to 3 times.
+per MiB for a whole operation. A body that is truncated or does not match its checksum is read up to 3 times.
 
 Lost reply: a PutObject is sent again; a conditional one then finds its own object, and compares the bytes. A repeated
 CompleteMultipartUpload that has already succeeded answers NoSuchUpload; then the object's size decides, which is safe
@@ -22,8 +22,8 @@ because keys are written once.
 
     S3FileSystem._call_s3      makes one request, with the user's options and s3fs's errors
     S3FileSystem._s3           the client, None before the first request
-    S3FileSystem._s3creator    ends the session: s3fs has no close that works at any time
-    fsspec.asyn.iothread       shows whether this is the event loop's own thread
+    S3FileSystem._s3creator    ends the session: no public close of s3fs works at any time
+    fsspec.asyn.iothread       the event loop's own thread
 
 These are private to s3fs and fsspec. `PRIVATE` lists them; a test fails if a new release drops one.
 """
@@ -81,7 +81,7 @@ _CLOSE_TIMEOUT_SECONDS = 5
 _CONFLICT = 409
 _CONFLICT_ATTEMPTS = 5
 _FIRST_PAUSE_SECONDS = 0.05
-# The action that a request counts as; all other requests are puts.
+# The action as which a request is counted; all other requests are puts.
 _ACTIONS: dict[str, Action] = {
     "GetObject": "get",
     "HeadObject": "get",
@@ -183,12 +183,12 @@ def _count(requests: RequestCounts, operation_name: str, **_: object) -> None:
 
 
 def _pause_seconds(response: Any, attempts: int, **_: object) -> float | None:
-    """Make botocore repeat a put that conflicts with another put of its key, as AWS advises; the default is not to."""
+    """Make botocore retry a put that conflicts with another put of its key, as AWS advises, unlike botocore."""
     is_conflict = response is not None and response[0].status_code == _CONFLICT
     return _FIRST_PAUSE_SECONDS * 2**attempts if is_conflict and attempts < _CONFLICT_ATTEMPTS else None
 
 
-def announced_size(response: Any) -> int:
+def declared_size(response: Any) -> int:
     """Return the declared size of a reply's body; without it, a truncated body would look complete."""
     if "ContentLength" not in response:
         raise aiohttp.ClientPayloadError("the reply has no Content-Length: a proxy must not remove it")
@@ -196,8 +196,8 @@ def announced_size(response: Any) -> int:
 
 
 async def read_body(response: Any, most: int) -> bytes:
-    """Return the whole body, which must have its declared size; a body larger than `most` is not read."""
-    size = announced_size(response)
+    """Return the whole body, which must have its declared size; do not read a body larger than `most`."""
+    size = declared_size(response)
     data = cast("bytes", await response["Body"].read()) if size <= most else b""
     if len(data) != size:
         raise aiohttp.ClientPayloadError(f"body has {len(data)} of {size} bytes, and at most {most} are wanted")
@@ -205,7 +205,7 @@ async def read_body(response: Any, most: int) -> bytes:
 
 
 def close(client: s3fs.S3FileSystem) -> None:
-    """Close a client on the event loop; the loop's own thread (when it collects a storage) does not wait."""
+    """Close a client on the event loop; do not wait on the loop's own thread, which may be collecting a storage."""
     if client._s3 is None:  # noqa: SLF001
         return
     loop = fsspec.asyn.get_loop()
@@ -392,7 +392,7 @@ class S3Storage(ObjectStorage):
 
     async def _size(self, fs: Any, name: str) -> int | None:
         try:
-            return announced_size(await self._call(fs, "head_object", Key=name))
+            return declared_size(await self._call(fs, "head_object", Key=name))
         except FileNotFoundError:
             return None
 
@@ -403,14 +403,14 @@ class S3Storage(ObjectStorage):
                 await self._abort_upload(fs, target)
         except (OSError, BotoCoreError):
             _LOG.warning("multipart upload left behind key=%s upload=%s", target["Key"], target["UploadId"])
-            cause.add_note(f"multipart upload left behind; add a rule that expires it: upload={target['UploadId']}")
+            cause.add_note(f"multipart upload left behind; add a lifecycle rule for it: upload={target['UploadId']}")
 
     async def _get(self, fs: Any, key: str, limit_bytes: int) -> bytes | bytearray:
         name = self._name(key)
         async with self._limit() as limit:
             response = await self._call(fs, "get_object", Key=name)
             try:
-                size = announced_size(response)
+                size = declared_size(response)
                 self._require_size(size, limit_bytes, key)
             except (CorruptionError, aiohttp.ClientPayloadError):
                 response["Body"].close()
@@ -444,7 +444,7 @@ class S3Storage(ObjectStorage):
             return await self._body(fs, name, response, end - start, Range=wanted)
 
     async def _body(self, fs: Any, name: str, response: Any, most: int, **request: str) -> bytes:
-        """Read the body of a response; repeat the request if the body is cut, has the wrong size or is damaged."""
+        """Read the body of a response; repeat the request if the body is truncated or damaged."""
         for attempt in range(1, _BODY_ATTEMPTS + 1):
             try:
                 return await read_body(response, most)
@@ -453,7 +453,7 @@ class S3Storage(ObjectStorage):
                     raise
             finally:
                 response["Body"].close()
-            _LOG.debug("body cut, asking again key=%s attempt=%d", name, attempt)
+            _LOG.debug("incomplete body, retrying key=%s attempt=%d", name, attempt)
             response = await self._call(fs, "get_object", Key=name, **request)
         raise AssertionError("unreachable")
 
@@ -480,8 +480,8 @@ class S3Storage(ObjectStorage):
         return [entry for entry in answer.get("Errors", []) if entry.get("Code") != "NoSuchKey"]
 
     async def _abort_uploads(self, fs: Any, folder: str, before_ms: int) -> int:
-        # Without UploadIdMarker, which versitygw does not accept: if a repeated put left two uploads of one key, one of
-        # them may be left for the next call.
+        # Without UploadIdMarker, which versitygw does not accept: of two uploads of one key, one may be left for the
+        # next call.
         uploads = await self._pages(fs, "list_multipart_uploads", folder, "Uploads", "KeyMarker")
         aborted = 0
         for upload in uploads:

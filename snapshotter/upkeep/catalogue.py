@@ -14,15 +14,15 @@
     _sinks/<sink>/<number>                          not an operator: see `holdfast.snapshotter.sink_log`
     anything else                                   "unknown"
 
-A key counts as holdfast's only if holdfast can have written it, and a folder is an operator only if it holds a record.
+Any name that holdfast does not write is "unknown", and a folder without a record is no operator.
 
-The size of a shard's state is the size of what a restore of the newest version reads, not of all stored objects::
+The size of a shard's state is the size of the objects that a restore of the newest version reads::
 
     snapshot 20   snapshot 40   commit 41   commit 42
-    older: kept     └───── state: parts that its manifest names, and the commits stored since ─────┘
+    older: kept     └───── state: the parts in its manifest, and the commits stored since ─────┘
 
-Only a manifest lists its snapshot's parts. With many shards, the manifests of evenly spaced shards are read; the other
-shards are estimated by their stored bytes.
+Only a manifest lists its snapshot's parts. With many shards, the manifests of evenly spaced shards are read; the sizes
+of the others are estimated from their stored bytes.
 """
 
 from __future__ import annotations
@@ -102,13 +102,13 @@ class ShardListing:
 
     @property
     def commits_since_snapshot(self) -> int:
-        """Number of commits since the newest snapshot, or of all commits without one: about what a restore adds."""
+        """Number of commits since the newest snapshot, or of all commits without one: roughly those a restore reads."""
         snapshot_ms = self._snapshot_ms
         return sum(o.kind == "commit" and o.modified_ms > snapshot_ms for o in self.versions)
 
     @property
     def troubles(self) -> list[StoredObject]:
-        """Reports of persisting failures; reports of failed snapshots count only if newer than the newest snapshot."""
+        """Failure reports, except those of failed snapshots that are older than the newest snapshot."""
         snapshot_ms = self._snapshot_ms
         reports = self.of_kind("trouble")
         return [o for o in reports if o.modified_ms > snapshot_ms or not o.key.startswith("troubles/snapshot-")]
@@ -138,7 +138,7 @@ class OperatorListing:
     others: tuple[ObjectInfo, ...]
 
     def probes(self) -> list[ObjectInfo]:
-        """Return objects that storage tests left outside the shards."""
+        """Return the objects that probes of the storage left outside the shards."""
         return [info for info in self.others if info.key.startswith("probes/")]
 
     def claim(self) -> ObjectInfo | None:
@@ -146,11 +146,11 @@ class OperatorListing:
         return newest_among(info for info, _ in self._claims())
 
     def besides(self) -> list[ObjectInfo]:
-        """Return the objects of runs beside the claim's holder, whatever their age."""
+        """Return the objects of runs beside the holder, of any age."""
         return [stored for info, stored in self._claims() if Beside.of(info) is not None]
 
     def _claims(self) -> Iterator[tuple[ObjectInfo, ObjectInfo]]:
-        """Yield the objects in the folder of claims, each with its key there and with its key below the operator."""
+        """Yield each object in the folder of claims under two keys: below that folder, and below the operator."""
         folder = f"{CLAIMS}/"
         for info in self.others:
             if info.key.startswith(folder):
@@ -173,7 +173,7 @@ class StateDirListing:
 
 
 def parse_object(info: ObjectInfo) -> StoredObject:
-    """Classify an object below a shard; names that holdfast does not use are "unknown"."""
+    """Classify an object by its key below the shard."""
     key = info.key
     folder, _, name = key.partition("/")
     kind, pointer = "unknown", None
@@ -217,7 +217,7 @@ def list_state_dir(storage: ObjectStorage, operator: str | None = None) -> State
 
 
 def list_begun(storage: ObjectStorage) -> StateDirListing:
-    """List a state directory that may be incomplete; raise `NotFoundError` if it holds only foreign objects."""
+    """List a state directory that may have no record yet. Raises `NotFoundError` if all its objects are foreign."""
     infos = storage.list("")
     found = _listing(infos)
     is_inside = any(info.key == "operator" for info in found.unknown)  # one operator's directory was given
@@ -292,7 +292,7 @@ def _nothing_found(storage: ObjectStorage, operator: str | None, infos: Collecti
 
 
 class Headers:
-    """The headers of a shard's commits and snapshots, cached, since objects never change; for any thread.
+    """A cache of the headers of a shard's commits and snapshots, which never change; for any thread.
 
     `known` holds headers that were read elsewhere, by key.
     """
@@ -314,7 +314,7 @@ class Headers:
         return header
 
     def forget_all_but(self, keys: Collection[str]) -> None:
-        """Drop the cached headers of all objects except `keys`."""
+        """Drop all headers from the cache except those of `keys`."""
         for key in self._known.keys() - set(keys):
             del self._known[key]
 
@@ -327,7 +327,7 @@ class Headers:
 def read_header(
     shard: PrefixedStorage, stored: StoredObject
 ) -> tuple[Commit, ChainEntry] | tuple[Manifest, ChainEntry]:
-    """Read a manifest, or a commit without its rows (of a large commit, only the end); also return its chain entry."""
+    """Return a manifest, or a commit without its rows (of a large one, only the end is read), and its chain entry."""
     source = f"{shard.url}/{stored.key}"
     if stored.kind == "snapshot":
         return read_manifest(shard.get(stored.key), shard.prefix, source, stored.key)
@@ -389,7 +389,7 @@ class StateSizes:
         return StateSize(found, len(with_snapshot) - len(read))
 
     def snapshot_bytes(self, prefix: str, stored: StoredObject) -> int | None:
-        """Return the size of the state in a shard's snapshot; None if damaged, gone or unreadable."""
+        """Return the size of the state in a shard's snapshot; None if that is damaged, deleted or unreadable."""
         try:
             return self._manifest_bytes(prefix, stored)
         except InvalidArgumentError:  # access denied, which may change
@@ -398,7 +398,7 @@ class StateSizes:
     def _read_manifest_bytes(self, prefix: str, stored: StoredObject) -> int | None:
         try:
             return Headers(PrefixedStorage(self._storage, prefix)).manifest(stored).stored_bytes
-        except (CorruptionError, NotFoundError):  # damaged, or cleaned up since it was listed
+        except (CorruptionError, NotFoundError):  # damaged, or deleted since the listing
             return None
 
     def _state_bytes(self, shard: ShardListing) -> int | None:

@@ -23,9 +23,8 @@ Invariants
 ----------
 * **needed**: objects that a version at or above the anchor may need are kept, whether its snapshot is intact or not.
 * **grace**: nothing younger than the grace period is deleted; ages are by the store's clock.
-* **knowing**: a failed listing, a damaged header or a missing object never counts as "needs nothing": in these cases
-  nothing of the shard is deleted. A damaged link names an object that does not exist, so this also holds for a large
-  commit, of which only the end is read, without a checksum.
+* **no guessing**: after a failed listing, a damaged header or a missing object, nothing of the shard is deleted. A
+  large commit's header is read without its checksum, but a damaged header would name an object that does not exist.
 * **order**: an object is deleted before the objects that it names, so a crash leaves garbage, not damage.
 """
 
@@ -49,7 +48,7 @@ GRACE_MS = 60 * 60_000
 _OF_CLEAN_UP = "troubles/clean-up-"
 _LEFT = {
     "part": "no remaining snapshot names it",
-    "probe": "left by a test of the storage",
+    "probe": "left by a storage probe",
     "trouble": "reported a failure",
     "unknown": "not written by holdfast",
 }
@@ -68,7 +67,7 @@ class History:
         self._cleaned_below: int | None = None
 
     def before(self, link: Link) -> tuple[Link, ...]:
-        """Return a commit's chain, or the chain that a snapshot replaces; empty at the beginning of history."""
+        """Return a commit's chain, or the chain that a snapshot replaces; empty where stored history begins."""
         if not self.is_there(link):
             return ()
         if link.kind == "snapshot":
@@ -76,7 +75,7 @@ class History:
         return self.headers.commit(self.listing.objects[link.key]).lineage.chain
 
     def commit_before(self, link: Link) -> Link | None:
-        """Return the previous commit object, if history reaches back to it; raises the same errors as `before`."""
+        """Return the previous commit object, if it is still stored; raises the same errors as `before`."""
         if not self.is_there(link):
             return None
         return self.headers.commit(self.listing.objects[link.key]).lineage.last
@@ -95,14 +94,14 @@ class History:
 
     @property
     def cleaned_below(self) -> int:
-        """The version number below which a clean-up has deleted everything, as recorded in stored snapshots."""
+        """The version number below which clean-ups have deleted everything, according to the stored snapshots."""
         if self._cleaned_below is None:  # no `cached_property`: in Python 3.11 shards would wait for each other's reads
             manifests = (self.headers.manifest(stored) for stored in self.listing.of_kind("snapshot"))
             self._cleaned_below = max((manifest.cleaned.below for manifest in manifests), default=0)
         return self._cleaned_below
 
     def is_there(self, link: Link) -> bool:
-        """Return whether an object exists; False before history begins, which a snapshot may record."""
+        """Return whether an object exists; False if a clean-up may have deleted it. Raises `CorruptionError`."""
         if link.key in self.listing.objects:
             return True
         if link.version < self.listing.first_version or link.version < self.cleaned_below:
@@ -150,7 +149,7 @@ def needed_from(chain: tuple[Link, ...], horizon: int, history: History) -> int:
 
 
 def needed_in_storage(retained: int, history: History) -> int:
-    """Return the lowest version number that may be needed, as far as the storage shows.
+    """Return the lowest version number that may be needed, judging by the storage alone.
 
     The query may have dropped the newest commits, or gone back. So each commit or snapshot above the horizon may be the
     query's version, unless another object builds on it.
@@ -215,7 +214,7 @@ def plan(history: History, needed: int, now_ms: int, grace_ms: int) -> CleanUpPl
 
 
 def carry_out(shard: ObjectStorage, planned: CleanUpPlan) -> None:
-    """Delete the objects of a plan; parts stay if a manifest could not be deleted, since it may name them."""
+    """Delete the objects of a plan; if a manifest cannot be deleted, keep all parts, which it may name."""
     for last in (False, True):
         keys = [key for key in planned.delete if (key in planned.parts) == last]
         if keys:
@@ -246,14 +245,14 @@ def run_retention(
         raise
     own = {probe: "used to read the store's clock"}
     own |= {
-        o.key: "reported a clean-up failure that is over" for o in listing.of_kind("trouble") if _OF_CLEAN_UP in o.key
+        o.key: "reported a failure of earlier clean-ups" for o in listing.of_kind("trouble") if _OF_CLEAN_UP in o.key
     }
     carry_out(shard, replace(planned, delete=own | dict(planned.delete)))
     return planned
 
 
 def store_time_ms(folder: ObjectStorage) -> int:
-    """Return the store's time, by storing and deleting an empty object."""
+    """Return the store's time, by putting and deleting an empty object."""
     probe = _put_probe(folder, clock.new_id)
     listed = {info.key: info.modified_ms for info in folder.list("probes/")}
     folder.delete([probe])
@@ -262,7 +261,7 @@ def store_time_ms(folder: ObjectStorage) -> int:
 
 def _put_probe(folder: ObjectStorage, new_id: Callable[[], str]) -> str:
     probe = f"probes/clock-{new_id()}"
-    folder.put(probe, b"")  # empty, which even a full disk may accept
+    folder.put(probe, b"")  # empty: even a full disk may accept it
     return probe
 
 

@@ -7,8 +7,8 @@
                                    micro-batch-42-<id>   the shard's call failed in this micro-batch
 
 Each further failure of a kind replaces the report; consecutive background failures are counted. A newer snapshot
-outdates a snapshot report, and the micro-batch's commit a micro-batch report; a successful clean-up deletes clean-up
-reports, and later all leftovers. If the storage itself is down, failures appear only in logs.
+supersedes a snapshot report, and the micro-batch's commit a micro-batch report; a successful clean-up deletes clean-up
+reports at once, and other reports after the grace period. If the storage is down, failures appear only in logs.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _TEXT_MAX = 1_000
 
 
 def of_batch(batch_id: int) -> str:
-    """Return the kind of a micro-batch's failure."""
+    """Return the kind of report for a micro-batch."""
     return f"{_BATCH}{batch_id}"
 
 
 def batch_of(key: str) -> int | None:
-    """Return the micro-batch of a report; None for a background failure."""
+    """Return the micro-batch that a report is about; None for a background failure."""
     match = NAME.fullmatch(key.rpartition("/")[2])
     return int(match[2]) if match and match[2] else None
 
@@ -54,7 +54,7 @@ class Trouble(Stored, notice=True):
 
 
 def report_trouble(shard: PrefixedStorage, what: str, error: Exception, in_a_row: int, host: str, now_ms: int) -> None:
-    """Replace the previous report of this kind; if the old report cannot be deleted, store nothing."""
+    """Replace the previous report of this kind; if that cannot be deleted, store nothing."""
     older = [info.key for info in shard.list("troubles/") if _is_about(info.key, what)]
     if older:
         shard.delete(older)
@@ -65,7 +65,7 @@ def report_trouble(shard: PrefixedStorage, what: str, error: Exception, in_a_row
 
 
 def _is_about(key: str, what: str) -> bool:
-    """Return whether a report is of the same kind; all micro-batches are one kind."""
+    """Return whether a report is of a kind; all micro-batches are one kind."""
     match = NAME.fullmatch(key.rpartition("/")[2])
     return match is not None and (match[1] == what or (match[1].startswith(_BATCH) and what.startswith(_BATCH)))
 

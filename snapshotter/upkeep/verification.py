@@ -4,7 +4,7 @@ A version is **whole** if its commit and everything in its chain is intact. If o
 may still be restored **around** it, from an older snapshot and the commits since then. Otherwise it is **lost**.
 Objects below the lowest needed version number do not count as missing, because a clean-up may have deleted them.
 
-The query may write and clean up meanwhile: if something seems wrong, the shard is listed and read again.
+The query may write and clean up meanwhile: after finding a problem, `verify_shard` lists and reads the shard again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from holdfast.snapshotter.upkeep.catalogue import (
 from holdfast.snapshotter.upkeep.retention import History, needed_in_storage
 
 _READS_AHEAD = 1_000
-# Each pass reads only objects that were stored during the previous pass, and so takes less time.
+# Each pass reads only damaged objects, and those stored since the previous pass, so it takes less time.
 _PASSES = 3
 _Value = TypeVar("_Value")
 
@@ -76,15 +76,15 @@ def verify_shard(
     retained: int,
     on_read: Callable[[int], object] = lambda _size_bytes: None,
 ) -> ShardReport:
-    """Read all objects of a shard, which a query may write to meanwhile, and report damage."""
+    """Read all objects of a shard, to which a query may be writing, and report damage."""
     found: dict[str, _Found] = {}
-    once = _Interned()
+    interned = _Interned()
     passes = 0
     while True:
         passes += 1
         listing = list_shard(shard)
         found = {key: one for key, one in found.items() if key in listing.objects and not one.problem}
-        _read_new(shard, listing, executor, once, found, on_read)
+        _read_new(shard, listing, executor, interned, found, on_read)
         verified = _VerifiedShard(listing, found, _floor(shard, listing, found, retained))
         damages = verified.damages()
         if not damages or passes == _PASSES:
@@ -97,7 +97,7 @@ def _read_new(
     shard: PrefixedStorage,
     listing: ShardListing,
     executor: Executor,
-    once: _Interned,
+    interned: _Interned,
     found: dict[str, _Found],
     on_read: Callable[[int], object],
 ) -> None:
@@ -105,7 +105,7 @@ def _read_new(
     # Manifests before parts, because manifests give the sizes of parts.
     for kind in ("commit", "snapshot", "part"):
         new = [stored for stored in listing.of_kind(kind) if stored.key not in found]
-        read = partial(_read, shard, once, _sizes_of_parts(found) if kind == "part" else {})
+        read = partial(_read, shard, interned, _sizes_of_parts(found) if kind == "part" else {})
         for stored, one in zip(new, ahead(executor, read, new, window=_READS_AHEAD), strict=True):
             on_read(stored.size_bytes)
             if one is not None:
@@ -113,7 +113,7 @@ def _read_new(
 
 
 def _sizes_of_parts(found: Mapping[str, _Found]) -> dict[str, int]:
-    """Return, by key, how many file bytes each part of a snapshot holds."""
+    """Return, by key, how many bytes of a file each part holds."""
     manifests = [one.header for one in found.values() if isinstance(one.header, Manifest)]
     return {
         part.key: size_bytes
@@ -124,7 +124,7 @@ def _sizes_of_parts(found: Mapping[str, _Found]) -> dict[str, int]:
 
 
 class _Interned:
-    """Interns values: keeps the first of equal values. Threads: any."""
+    """Keeps one of several equal values, to save memory. Threads: any."""
 
     def __init__(self) -> None:
         self._known: dict[object, object] = {}
@@ -141,7 +141,7 @@ class _Interned:
         return replace(header, lineage=lineage, rows={}, plain_bytes={}, source="")
 
 
-def _read(shard: PrefixedStorage, once: _Interned, sizes: Mapping[str, int], stored: StoredObject) -> _Found | None:
+def _read(shard: PrefixedStorage, interned: _Interned, sizes: Mapping[str, int], stored: StoredObject) -> _Found | None:
     """Read an object; return None if it vanished since the listing."""
     source = f"{shard.url}/{stored.key}"
     try:
@@ -151,7 +151,7 @@ def _read(shard: PrefixedStorage, once: _Interned, sizes: Mapping[str, int], sto
             return _Found(len(data), part_digest=part.digest)
         header, entry = read_header(shard, stored)
         require_whole(shard, stored, header)
-        return _Found(entry.size_bytes, once.header(header), once.each([entry])[0])
+        return _Found(entry.size_bytes, interned.header(header), interned.each([entry])[0])
     except NotFoundError:
         return None
     except CorruptionError as exc:
@@ -189,7 +189,7 @@ class _VerifiedShard:
         return any(part.key not in self._found for file in files for part in file.parts)
 
     def _outcome(self, commit: Commit) -> str:
-        """Return "whole", "around" (a damaged snapshot) or "lost"; older versions must have an outcome already."""
+        """Return "whole", "around" (a damaged snapshot) or "lost"; requires the outcomes of older versions."""
         commits, snapshot = commit.lineage.commits, commit.lineage.snapshot
         if any(self._problem_of(entry) for entry in commits):
             return "lost"
