@@ -1,18 +1,18 @@
-"""Clone or rescale a query into a new one, or drain it to its end.
+"""Clones or rescales a query into a new query, or drains it.
 
-**Clone**: copies a query as of a micro-batch, byte by byte, to run a second one beside it::
+**Clone**: copies a query as of a micro-batch, byte by byte, to run a second query beside it::
 
-    state's directories, records, columns        driver                  state directory of the clone
-    what each shard's version is made of         tasks, or the driver    state directory of the clone
+    operators' directories, records, columns     driver                  state directory of the clone
+    the objects of each shard's version          tasks, or the driver    state directory of the clone
     Spark's state, logs and positions            driver                  checkpoint location of the clone
     metadata, with a new id                      driver                  last
 
 Pointers are in Spark's state, which only Spark writes, and name the query and the operator's directory. So a clone
-keeps both, in another state directory, and writes there under the original's id, which
-`holdfast.snapshotter.ownership.queries` tells its new shards. It copies the commits and snapshots up to the
-version, and checks what the version builds on, byte by byte.
+keeps both names: it needs a separate state directory, where its records name the original
+(`holdfast.snapshotter.ownership.queries`). The copy includes all commits and snapshots up to the version, and verifies
+the digests of those that the version needs.
 
-Of Spark's checkpoint location it copies, while the query may run::
+From Spark's checkpoint location, while the query may run, it copies::
 
     offsets/5 … 7   commits/5 … 7          up to the micro-batch
     sources/…                              what its offsets need
@@ -22,7 +22,7 @@ Of Spark's checkpoint location it copies, while the query may run::
 
 **Rescale**: a temporary savepoint, and its restore with a different number of shards.
 
-**Drain**: ends a query for good with one more micro-batch, without input, in which everything is due::
+**Drain**: ends a query for good with one more micro-batch, without input, in which all timers and windows are due::
 
     location                   <location>-draining, the same query
       offsets/7   ─ copied ─▶    offsets/7
@@ -38,7 +38,7 @@ Invariants of draining
 * **once**: the last micro-batch belongs to the query and has its own plan: a sink shows it once, however often it runs.
 * **no input**: the trigger runs the planned micro-batch and plans no other.
 * **repeatable**: the plan is the same each time. An interrupted drain resumes in the same copy, as long as the query
-  has planned nothing more; a finished one is repeated, and its output is not shown again.
+  has planned nothing more; a completed drain can be repeated, and sinks do not show its output again.
 """
 
 from __future__ import annotations
@@ -90,16 +90,16 @@ _FILE_BYTES_MAX = 4 << 30
 #: The most bytes of files in memory at once; a larger file is copied alone.
 AT_ONCE_BYTES = 256 << 20
 _LOG = re.compile(r"(offsets|commits)/(0|[1-9][0-9]{0,17})")
-# A version of a state store, perhaps with an id of its own, and who writes what names which files it has.
+# A file of a state store: the version, a unique id in some formats, and the kind of file.
 _VERSION = re.compile(r"([0-9]{1,18})(_[0-9A-Za-z-]+)?\.(zip|delta|snapshot|changelog)")
 _METADATA = re.compile(r"state/[0-9]+/_metadata/v[0-9]+/([0-9]{1,18})")
-#: The end of time, 2262-01-01: pandas has no later years.
+#: The end of time, 2262-01-01, the last year that pandas supports.
 END_MS = 9_214_646_400_000
 _LOG_BYTES_MAX = 256 << 20
 
 
 def copy_location(source: ObjectStorage, target: ObjectStorage, query: QueryLocation, batch: LoggedBatch) -> None:
-    """Copy everything but ``metadata``. Raises `UnavailableError`."""
+    """Copy everything but ``metadata``. Raises `UnavailableError` if the query has moved past the micro-batch."""
     folders = ("state/", "offsets/", "commits/", "sources/")
     sizes = {info.key: info.size_bytes for folder in folders for info in source.list(folder)}
     state = [key for key in sizes if key.startswith("state/") and _is_of(key, batch.batch_id)]
@@ -117,7 +117,7 @@ def copy_location(source: ObjectStorage, target: ObjectStorage, query: QueryLoca
 
 
 def _is_of(key: str, batch_id: int) -> bool:
-    """Return whether a file of Spark's state belongs to the version a micro-batch wrote, or to an earlier version."""
+    """Return whether a file of Spark's state belongs to a micro-batch's version or an earlier one."""
     if LEFTOVER.search(key):
         return False
     described = _METADATA.fullmatch(key)
@@ -130,7 +130,7 @@ def _is_of(key: str, batch_id: int) -> bool:
 def _copy_objects(
     source: ObjectStorage, target: ObjectStorage, keys: Iterable[str], sizes: Mapping[str, int], query: QueryLocation
 ) -> list[str]:
-    """Copy files, and return those that no longer exist."""
+    """Copy files; return those that no longer exist."""
 
     def copy(key: str) -> str | None:
         folder, _, below = key.partition("/")
@@ -141,12 +141,12 @@ def _copy_objects(
         target.put(key, moved(key, data, target.url))
         return None
 
-    copied = (gone for group in _side_by_side(keys, sizes) for gone in io_executor().map(copy, group))
+    copied = (gone for group in _batches(keys, sizes) for gone in io_executor().map(copy, group))
     return [key for key in copied if key is not None]
 
 
-def _side_by_side(keys: Iterable[str], sizes: Mapping[str, int]) -> Iterator[list[str]]:
-    """Yield files in groups that fit into memory; files that Spark has since compacted count as empty."""
+def _batches(keys: Iterable[str], sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """Yield files in groups that fit into memory; files that Spark has compacted since the listing count as empty."""
     group: list[str] = []
     room = AT_ONCE_BYTES
     for key in keys:
@@ -162,13 +162,12 @@ def _side_by_side(keys: Iterable[str], sizes: Mapping[str, int]) -> Iterator[lis
 
 @dataclass(frozen=True)
 class ShardCopier(ShardTask):
-    """Copies shards from the original's state directory to that of the clone; see `ShardTask`."""
+    """Copies shards from the original's state directory to the clone's; see `ShardTask`."""
 
     GIVEN: ClassVar[str] = SHARD_COLUMNS
     RETURNED: ClassVar[str] = "operator string, shard int, objects long, error string"
 
     def work(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[dict[str, Any]]:
-        """Yield the number of objects of a shard."""
         prefix = shard_prefix(row["directory"], row["shard"])
         assert self.settings.state_dir is not None
         source, target = (PrefixedStorage(opened(url), prefix) for url in (self.settings.state_dir, self.target))
@@ -178,10 +177,10 @@ class ShardCopier(ShardTask):
 
 
 def copy_shard(source: PrefixedStorage, target: PrefixedStorage, pointer: Pointer, carried: bytes | None) -> int:
-    """Copy a version's objects; return the number of commits and snapshots among them.
+    """Copy a version's objects, and older ones; return the number of intact commits and snapshots.
 
-    `carried`: the pointer's own commit. Raises `StateLostError` if an object is missing, `CorruptionError` if it is
-    damaged or was replaced.
+    `carried`: the version's commit, if the pointer carries it. Raises `StateLostError` if an object that the version
+    needs is missing, `CorruptionError` if it is damaged or was replaced.
     """
     commit = CommitObjects(source, {}).newest(pointer, carried)
     needed = [*commit.lineage.chain, *([commit.entry] if carried is None else [])]
@@ -191,24 +190,24 @@ def copy_shard(source: PrefixedStorage, target: PrefixedStorage, pointer: Pointe
     for entry in needed:
         found, facts = copied.get(entry.key), {"key": f"{source.url}/{entry.key}", "version": pointer.version}
         if found is None:
-            raise StateLostError("an object of the version, or a part of one, is missing", **facts)
+            raise StateLostError("an object that the version needs, or a part of it, is missing", **facts)
         if found != _Copied(entry.size_bytes, entry.digest):
             raise CorruptionError(
-                "an object of the version, or a part of one, was altered or damaged; holdfast verify names it",
+                "an object that the version needs, or a part of it, was altered or damaged; holdfast verify names it",
                 **facts,
             )
     return sum(one is not None and one.digest is not None for one in copied.values())
 
 
 class _Copied(NamedTuple):
-    """A copied object; its digest is missing if it is damaged."""
+    """A copied object; without a digest if it is damaged."""
 
     size_bytes: int
     digest: str | None
 
 
 def _copy_snapshots(source: PrefixedStorage, target: PrefixedStorage, keys: Sequence[str]) -> dict[str, _Copied | None]:
-    """Copy intact snapshots, manifests last, and return each manifest's outcome; a damaged part damages it."""
+    """Copy intact snapshots, manifests last; return the outcome of each manifest and its parts, None if missing."""
     found: dict[str, _Copied | None] = {}
     manifests: dict[str, tuple[memoryview, dict[str, _Copied]]] = {}
     for key in keys:
@@ -222,7 +221,7 @@ def _copy_snapshots(source: PrefixedStorage, target: PrefixedStorage, keys: Sequ
         else:
             parts = {part.key: _Copied(part.size_bytes, part.digest) for file in manifest.files for part in file.parts}
             manifests[key] = data, parts
-    # Snapshots share parts.
+    # Each part once: snapshots share parts.
     copied = _copy_all(source, target, sorted({key for _, parts in manifests.values() for key in parts}))
     for key, (data, parts) in manifests.items():
         if parts.items() <= copied.items():
@@ -238,7 +237,7 @@ def _copy_all(source: PrefixedStorage, target: PrefixedStorage, keys: Sequence[s
 
 
 def _copy(source: PrefixedStorage, target: PrefixedStorage, key: str) -> _Copied | None:
-    """Copy an object, and return it; None if it was cleaned up, unless the version needs it."""
+    """Copy an object; return None if it no longer exists."""
     try:
         data = source.get(key, COMMIT_BYTES_MAX)
     except NotFoundError:
@@ -291,7 +290,7 @@ def clone(
     Spark's own stateful operators are copied, too. Numbers of shards and partitions stay. A clone runs beside the
     original, so it cannot continue the original's sinks: give it new ones, or `rescale` the original. A failed clone
     leaves nothing. After an interruption, a kill, or a failure of Spark or of the last step, the next clone into the
-    same location deletes the leftovers: start it once no task of the first is running.
+    same location deletes the leftovers: start it when no task of the first is running any more.
     """
     return copy(SparkTasks(spark), original, checkpoint_location, to_state_dir=to_state_dir, batch_id=batchId)
 
@@ -304,7 +303,7 @@ def copy(
     to_state_dir: str | Path,
     batch_id: int | None = None,
 ) -> str:
-    """Copy a query by Spark, or by this process; see `clone`."""
+    """Clone a query through `tasks`; see `clone`."""
     with (
         open_storage(str(original), tasks.options) as location,
         open_storage(str(tasks.settings.state_dir), tasks.options) as storage,
@@ -327,19 +326,19 @@ def copy(
 def _copy_operators(
     tasks: Tasks, new: NewQuery, storage: ObjectStorage, steps: list[StatefulStep], query_id: str, batch_id: int
 ) -> None:
-    """Copy the parts of operators' directories that the pointers need."""
+    """Copy what the pointers need from the operators' directories."""
     rows = {directory: of for step in steps for held in step.pointers.values() for directory, of in held.items()}
     records = read_records(storage, rows)
     taken = [directory for directory in records if new.storage.list(f"{directory}/")]
     if taken:
         raise ConflictError(
-            "a clone needs its own state directory, and this one has operators of these names: choose another",
+            "a clone needs its own state directory, and this one has operators of these names: choose a different one",
             operators=", ".join(taken),
             storage=new.storage.url,
         )
     if new.storage.url == storage.url:  # the original may not have created all its directories yet
         raise ConflictError(
-            "a clone needs its own state directory, and this one is the original's: choose another",
+            "a clone needs its own state directory, and this one is the original's: choose a different one",
             storage=new.storage.url,
         )
     before = find_origin(storage, query_id)  # the original may itself be a clone
@@ -355,7 +354,7 @@ def _copy_operators(
     new.fill(origin)
     for record in records.values():
         declare_operator(new.storage, record)
-        for info in storage.list(f"{record.operator}/{SCHEMAS}/"):  # tables declared by later runs
+        for info in storage.list(f"{record.operator}/{SCHEMAS}/"):  # tables that later runs declared
             new.storage.put(info.key, storage.get(info.key))
     shards = [shard_row(directory, row) for directory, of in rows.items() for row in of if row.pointer is not None]
     tasks.run(shards, ShardCopier(tasks.settings, str(new.settings.state_dir)))
@@ -372,7 +371,7 @@ def rescale(
     to_state_dir: str | Path | None = None,
     continue_sinks: bool = False,
 ) -> str:
-    """Make a new query that continues from another one with a different number of shards.
+    """Make a new query that continues an existing query with a different number of shards.
 
     Parameters
     ----------
@@ -411,7 +410,7 @@ def rescale_with(
     changes: Changes,
     to_state_dir: str | Path | None = None,
 ) -> str:
-    """Rescale without Spark; raise `NeedsSparkError`, having done nothing, if only Spark can."""
+    """Rescale a query through `tasks`; see `rescale`. Raises `NeedsSparkError`, before any write, if that is needed."""
     with open_storage(str(original), tasks.options) as location:
         batch, operators = QueryLocation(location).batch(), StateOperators(location)
         hosts = {one.host for one in operators.at(batch.batch_id) if operators.hold_pointers(one)}
@@ -441,14 +440,14 @@ def drain(
     """Stop a query for good: fire all timers, close all windows, and save the result.
 
     One more micro-batch, without input, runs with a watermark in the year 2262. Its results go where the query's go;
-    holdfast's sinks show them once. In the savepoint nothing is due, and the watermark is the query's own: a restored
+    holdfast's sinks show them once. In the savepoint nothing is due, and the watermark is the query's, so a restored
     query takes new input.
 
     Parameters
     ----------
     spark : SparkSession
     query : pyspark.sql.streaming.StreamingQuery or None
-        None if it has ended, as in a second attempt.
+        None if it has ended, for example in a second attempt.
     writer : pyspark.sql.streaming.DataStreamWriter
         The query's writer, or one built the same way. Its location and trigger are replaced.
     checkpoint_location, target, name, without, comment, timeout_s
@@ -457,7 +456,7 @@ def drain(
     Raises
     ------
     StreamingQueryException
-        The last micro-batch failed. Call `drain` again: it resumes there.
+        The last micro-batch failed: call `drain` again, which resumes with it.
     HoldfastError
         As in `stop`.
 
@@ -492,7 +491,7 @@ def drain(
 
 
 def _copy_planned(logs: ObjectStorage, copied: ObjectStorage) -> None:
-    """Copy a location and all its planned micro-batches, unless already done."""
+    """Copy a location with the planned micro-batch, unless it is already copied."""
     query, copy = QueryLocation(logs), QueryLocation(copied)
     keys = [info.key for info in copied.list("")]
     if "metadata" in keys:
@@ -515,7 +514,7 @@ def _copy_planned(logs: ObjectStorage, copied: ObjectStorage) -> None:
 
 
 def _undrained(copied: ObjectStorage) -> LoggedBatch | None:
-    """Return the micro-batch before the draining one if the latter is committed; else plan the latter."""
+    """Return the micro-batch before the draining one if that is committed; else plan the draining one."""
     copy = QueryLocation(copied)
     last = copy.batch()
     if (copy.newest_planned() or 0) > last.batch_id:
@@ -524,7 +523,7 @@ def _undrained(copied: ObjectStorage) -> LoggedBatch | None:
         return copy.batch(last.batch_id - 1)
     version, batch, *sources = bytes(copied.get(f"offsets/{last.batch_id}", _LOG_BYTES_MAX)).decode().split("\n")
     before = json.loads(batch)
-    # Each micro-batch of a query has a different time, and each attempt the same one.
+    # Each micro-batch of a query has a different time, and all attempts at it have the same.
     planned = before | {"batchWatermarkMs": END_MS, "batchTimestampMs": before["batchTimestampMs"] + 1}
     copied.put_if_absent(f"offsets/{last.batch_id + 1}", "\n".join([version, json.dumps(planned), *sources]).encode())
     return None

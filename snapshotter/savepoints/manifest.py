@@ -5,7 +5,7 @@
     <target>/<name>/
         savepoint                                           the manifest, kind "savepoint"
         operators/<operator>/<table>/0003-0-<id>.arrow      rows of shard 3, kind "piece"
-        sources/0/9.compact-<id>                            a copy of a file that Spark keeps about a source
+        sources/0/9.compact-<id>                            a copy of a log that Spark keeps of a source
 
 Invariants
 ----------
@@ -16,16 +16,16 @@ Invariants
 
 A restored query continues the sinks of the saved query::
 
-    the saved query's    17 A decides 5    ╷                          A's next put is of number 18, and fails
-    sink log                               ╰── 18 B continues, and 5 stands for its micro-batch 1
+    the saved query's    17 A decides 5    ╷                          A's next put, of number 18, fails
+    sink log                               ╰── 18 B continues; 5 stands for its micro-batch 1
 
-B is restored after micro-batch 4, which Spark had committed. B first runs 5, which Spark had planned, and drops its
-rows, because the sink shows A's rows. If Spark had committed 5, or the sink had not decided it, the entry would stand
-for no micro-batch (-1), and the sink would show the rows of B's first micro-batch.
+B is restored from a savepoint of micro-batch 4, the last that Spark had committed. B first runs 5, as Spark had planned
+it, and drops its rows, because the sink shows A's. If Spark had committed 5, or the sink had not decided it, the entry
+would stand for no micro-batch (-1), and the sink would show the rows of B's first micro-batch.
 
 * **for good**: the entry ends the saved query, whatever it is doing, because the log is a fence.
 * **nothing twice**: every decided micro-batch is in the savepoint, or is the one that the new query runs first.
-* **again**: a restore that was stopped after its entry does not block a later restore.
+* **again**: a restore that was interrupted after its entry does not block a later restore.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ KEY = "savepoint"
 #: Names of savepoints, operators and hosts.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _UNNAMED = re.compile(r"unnamed-[0-9]{1,9}-*")
-#: There are fewer shards than this.
+#: Every number of shards is below this.
 SHARDS_LIMIT = 1 << 31
 #: The largest piece that a reader accepts; only rows that share a few hashes make a piece so large.
 PIECE_BYTES_MAX = 4 << 30
@@ -113,26 +113,24 @@ class ShardTimes(Stored):
     """When a shard was last called, and when it must be called again."""
 
     shard: _Shard
-    #: No timer of the shard is due earlier, in ms since 1970; None if it has none
+    #: No timer of the shard is due earlier, in ms since 1970; None without timers
     earliest_timer_ms: SignedInt | None
     batch_ms: int  #: Spark's processing time at the last call
 
 
 @dataclass(frozen=True)
 class SavedOperator(Stored):
-    """The state of one operator."""
-
     name: Annotated[str, NAME]  #: The operator's name in the query; see `is_unnamed`
     number: int  #: Number of Spark's operator in the query, from 0
     host: Annotated[str, NAME]  #: Name of Spark's operator that called this operator
     has_timeout: bool  #: Whether Spark's operator keeps a timeout with each row
     shards: Annotated[int, range(1, SHARDS_LIMIT)]
-    #: With all columns that rows may have; `TableSchema.not_null` lists the columns without nulls
+    #: With all columns of any row; `TableSchema.not_null` lists the columns without nulls
     tables: Annotated[Mapping[str, TableSchema], coding_of_tables("schemas")] = field(default_factory=dict)
     #: The tables that the query's last run declared, as it declared them
     declared: Annotated[Mapping[str, TableSchema], coding_of_tables()] = field(default_factory=dict)
-    is_continuous: bool = True  #: Whether all runs have declared these tables since they were first declared
-    #: Settings that the operator's API does not allow a restart to change
+    is_continuous: bool = True  #: Whether, since a table's first declaration, every run has declared it
+    #: Settings that a restart cannot change, according to the operator's API
     configuration: Mapping[str, str] = field(default_factory=dict)
     times: tuple[ShardTimes, ...] = ()  #: For each shard that has state
     pieces: tuple[Piece, ...] = ()  #: In order of table, shard and hash
@@ -154,7 +152,7 @@ class SavedOperator(Stored):
                 header.refuse("names pieces that do not ascend", piece=piece.key)
 
     def with_pieces(self, pieces: Iterable[Piece]) -> Self:
-        """Return the operator with `pieces`, put in order."""
+        """Return the operator with `pieces`, sorted."""
         places = {table: place for place, table in enumerate(self.tables)}
         return replace(self, pieces=tuple(sorted(pieces, key=lambda piece: (places[piece.table], piece.shard))))
 
@@ -188,7 +186,7 @@ def unnamed(number: int, taken: Collection[str]) -> str:
 
 @dataclass(frozen=True)
 class SourceLog(Stored):
-    """A file that Spark keeps about a source."""
+    """A copy of a log that Spark keeps of a source."""
 
     key: str  #: Key below the savepoint
     #: The file's name below the source's folder
@@ -204,8 +202,6 @@ class SourceLog(Stored):
 
 @dataclass(frozen=True)
 class SavedSource(Stored):
-    """The position of a source."""
-
     name: Annotated[str, SOURCE]  #: Its number in the query's plan, or the name that the query gave it
     offset: _Line  #: JSON, as Spark logged it; ``-`` if the source had no offset yet
     logs: tuple[SourceLog, ...]
@@ -213,7 +209,7 @@ class SavedSource(Stored):
 
 @dataclass(frozen=True)
 class PlannedBatch(Stored):
-    """The micro-batch that Spark had planned next; `sources` adds only the logs that the savepoint otherwise lacks."""
+    """The next micro-batch, as Spark had planned it; `sources` adds only logs that `SavedQuery.sources` lacks."""
 
     offsets_version: _OffsetsVersion
     batch: _Line
@@ -221,7 +217,7 @@ class PlannedBatch(Stored):
 
     @property
     def plan(self) -> str:
-        """The digest that distinguishes this plan from others with the same number; see `plan_of`."""
+        """The plan's digest; see `plan_of`."""
         return plan_of(self.batch, ((source.name, source.offset) for source in self.sources))
 
     def require(self, header: Fields) -> None:
@@ -254,7 +250,7 @@ class SavedQuery(Stored):
 
     @property
     def logs(self) -> tuple[SourceLog, ...]:
-        """All files that Spark keeps about the sources."""
+        """All copies of the sources' logs."""
         sources = (*self.sources, *(self.planned.sources if self.planned else ()))
         return tuple(log for source in sources for log in source.logs)
 
@@ -281,7 +277,7 @@ class Savepoint(Stored):
     query : SavedQuery
     operators : tuple of SavedOperator
     left_out : tuple of str
-        Other operators of the query with state: Spark's own, or holdfast's that the user left out.
+        Stateful operators that are not saved: Spark's own, or holdfast's that the user left out.
     """
 
     name: Annotated[str, NAME]
@@ -310,7 +306,7 @@ class Savepoint(Stored):
         return logs | {piece.key: piece.size_bytes for operator in self.operators for piece in operator.pieces}
 
     def find_operator(self, name: str | None) -> SavedOperator:
-        """Return an operator by its name, which may be None if only one has tables. Raises `NotFoundError`."""
+        """Return an operator by name; None means the only operator with tables. Raises `NotFoundError`."""
         names = [operator.name for operator in self.operators]
         with_tables = [operator for operator in self.operators if operator.tables] or self.operators
         if name is None and len(with_tables) == 1:
@@ -342,7 +338,7 @@ def read_manifest(data: Any, name: str, source: str) -> Savepoint:
 
 
 def _require_batch(text: str, header: Fields) -> None:
-    """Refuse anything except a micro-batch as Spark logs it: one JSON line with the pinned settings."""
+    """Refuse anything but a micro-batch as Spark logs it: one JSON line with the pinned settings."""
     try:
         conf = json.loads(text)["conf"]
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -361,7 +357,7 @@ def sinks_of(storage: ObjectStorage, query_id: str) -> tuple[SavedSink, ...]:
         except (CorruptionError, NotFoundError, StateLostError) as exc:
             origin = find_origin(storage, query_id)
             if not log.names(query_id, origin.of_query if origin and not origin.is_clone else None):
-                _log.warning("a damaged log does not name this query, so sink %r is not its own: %s", stored.sink, exc)
+                _log.warning("ignoring the damaged log of sink %r, which this query does not use: %s", stored.sink, exc)
                 continue
             raise CorruptionError(
                 "the query appears to write to a sink whose log is damaged, so what the sink shows is unknown: "
@@ -377,7 +373,7 @@ def sinks_of(storage: ObjectStorage, query_id: str) -> tuple[SavedSink, ...]:
 
 
 def require_sinks(storage: ObjectStorage, query: SavedQuery) -> None:
-    """Check that a saved query's sinks can be continued from where it was saved; changes nothing."""
+    """Check that a restored query can continue the saved query's sinks; change nothing."""
     if not query.sinks:
         raise InvalidArgumentError(
             "the savepoint names no holdfast sink that its query wrote to: leave out continue_sinks. A savepoint "
@@ -400,7 +396,7 @@ def continue_sinks(storage: ObjectStorage, query: SavedQuery, query_id: str, dri
             stands_for, plan = (batch_id - query.batch_id, planned.plan) if planned else (-1, "")
             entry = Entry(saved.sink, found.number + 1, query_id, driver, found.decided, tuple(sorted(ending)))
             entry = replace(entry, at_ms=clock.now_ms(), stands_for=stands_for, plan=plan)
-            with suppress(ConflictError):  # even if the entry counts and others have continued since: read theirs
+            with suppress(ConflictError):  # read the log again, even if the entry counts: others may have continued
                 log.append(replace(entry, ended=found.ended_before(query_id, ending)))
                 break
 
@@ -411,12 +407,12 @@ def _found(log: SinkLog, storage: ObjectStorage, query: SavedQuery, saved: Saved
     facts = {"sink": saved.sink, "query": query.query_id, "storage": storage.url}
     if entry is None:
         raise InvalidArgumentError(
-            "a sink to continue has its log in a different state directory: restore into the saved query's directory",
+            "a sink to continue has no log in this state directory: restore into the saved query's state directory",
             **facts,
         )
     batch_id = entry.newest_batch(decision, query.query_id)
     if batch_id is None and query.query_id in entry.ending and entry.decided == saved.number:
-        batch_id = saved.batch_id  # another restore has continued it, and has shown nothing yet
+        batch_id = saved.batch_id  # another restore has continued the sink, and decided nothing yet
     if batch_id is None and entry.stands_for is not None:  # perhaps another restore, whose query has begun
         origin = find_origin(storage, entry.query_id)
         if origin is not None and (origin.of_query, origin.batch_id) == (query.query_id, query.batch_id):
@@ -429,8 +425,8 @@ def _found(log: SinkLog, storage: ObjectStorage, query: SavedQuery, saved: Saved
         )
     if batch_id > query.batch_id + (query.planned is not None):
         raise ConflictError(
-            "the sink shows more than the savepoint holds, because the query went on: stop it, and make a new "
-            "savepoint to continue its sinks from",
+            "the sink shows more than the savepoint holds, because the query kept running: stop it, save it again, and "
+            "restore that savepoint",
             **facts,
             saved=query.batch_id,
             shown=batch_id,
@@ -438,8 +434,8 @@ def _found(log: SinkLog, storage: ObjectStorage, query: SavedQuery, saved: Saved
     planned = query.planned if batch_id > query.batch_id else None
     if planned and decision and not decision.is_of_plan(planned.plan):
         raise ConflictError(
-            "the sink shows its newest micro-batch, but the savepoint holds a different plan for it: the saved "
-            "checkpoint location is older than the sink. Save the location that the query ran with, or restore without "
+            "the savepoint holds a different plan for the micro-batch that the sink shows last: the saved checkpoint "
+            "location is older than the sink. Save the location with which the query ran, or restore without "
             "continue_sinks and give the sink a different name",
             **facts,
             batch=batch_id,

@@ -6,7 +6,7 @@
         before-upgrade/savepoint    a savepoint
         before-upgrade/operators/…  pieces
         nightly-7/operators/…       unfinished: it has no manifest (yet)
-        nightly-7/probe-92ab47…     left by the check of a directory that does not allow deletes
+        nightly-7/probe-92ab47…     left by a probe that was not allowed to delete it
 
 A piece is a stored file whose only section, at its beginning, is an Arrow IPC stream with one record batch and LZ4
 buffers: ``pyarrow.ipc.open_stream``, Polars and DuckDB can read it directly. It has the columns of a run (FORMAT.md
@@ -14,11 +14,11 @@ section 2): all columns of the table, even if a row was written with fewer.
 
 Invariants
 ----------
-* **first one**: a manifest is put only if there is none.
+* **first wins**: a manifest is put only if there is none.
 * **own pieces**: a maker deletes only pieces with its own id that no manifest names: those of repeated tasks, or all if
   another maker was first. Other pieces may belong to the next savepoint, if this one was deleted and its name reused.
-* **whole**: a manifest is stored after all objects that it names, and its maker then checks them again, since another
-  process may be deleting the folder. Then the savepoint exists, even if leftovers cannot be deleted.
+* **whole**: a manifest is stored after all objects that it names. Its maker then checks them again, since another
+  process may be deleting the folder; if all exist, the savepoint is complete, even if leftovers cannot be deleted.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 _log = logging.getLogger(__name__)
 KIND = "piece"
-#: Average uncompressed size of a piece's rows; a task holds it twice.
+#: Average uncompressed size of a piece's rows, of which a task holds two copies.
 PIECE_BYTES = 64 << 20
-#: The number of digits of a piece's id that identify its savepoint's maker.
+#: How many digits of a piece's id identify the savepoint's maker.
 MAKER_DIGITS = 8
 _ROWS_MAX = (1 << 31) - 1
 _NAME_BYTES_MAX = 100
@@ -79,7 +79,7 @@ class _Header(Stored):
 
 
 def folder_of(operator: str, table: str) -> str:
-    """Return the folder of a table's pieces below the savepoint, escaped: a variable's name may be an invalid key."""
+    """Return the folder of a table's pieces below the savepoint, escaped because any text may name a table."""
     name = quote(table, safe="")
     if len(name) > _NAME_BYTES_MAX:
         name = f"{name[:_NAME_BYTES_MAX]}-{xxhash.xxh3_64_hexdigest(table.encode())}"
@@ -144,7 +144,7 @@ def read_piece(savepoint: ObjectStorage, operator: str, piece: Piece, schema: Ta
     return run
 
 
-# Later than any time, because all uploads to a deleted savepoint should fail.
+# Later than any upload: all uploads to a deleted savepoint should fail.
 _EVER_MS = 1 << 52
 # The keys of holdfast's objects in a savepoint's folder; other objects are neither counted nor deleted.
 _OURS = re.compile(
@@ -174,10 +174,10 @@ def find_savepoint(target: ObjectStorage, name: str) -> Savepoint | None:
 
 
 def require_free(target: ObjectStorage, name: str) -> None:
-    """Raise `ConflictError` if there is a savepoint of this name."""
+    """Raise `ConflictError` if a savepoint of this name exists."""
     if find_savepoint(target, name) is not None:
         raise ConflictError(
-            "there is a savepoint of this name: use a different name, or delete it first", name=name, storage=target.url
+            "a savepoint of this name exists: use a different name, or delete it first", name=name, storage=target.url
         )
 
 
@@ -187,7 +187,7 @@ def read_savepoint(target: ObjectStorage, name: str) -> Savepoint:
     if found is None:
         near = did_you_mean(name, _finished(target)) or "; holdfast savepoint list shows all savepoints"
         raise NotFoundError(
-            f"no savepoint of this name is here, or it was never finished{near}", name=name, storage=target.url
+            f"no savepoint of this name exists, or it was never finished{near}", name=name, storage=target.url
         )
     return found
 
@@ -221,7 +221,7 @@ class Listed:
 
 
 def list_savepoints(target: ObjectStorage, executor: Executor) -> list[Listed]:
-    """Return a directory's savepoints by name, also unfinished ones. Cost: a listing, and a request per savepoint."""
+    """Return a directory's savepoints, finished or not, by name. Cost: a listing, and a request per savepoint."""
     sizes: dict[str, dict[str, int]] = {}
     for info in target.list(""):
         name, _, rest = info.key.partition("/")
@@ -254,7 +254,7 @@ def verify_savepoint(target: ObjectStorage, savepoint: Savepoint, executor: Exec
 
 
 def unnamed_keys(listed: Iterable[ObjectInfo], savepoint: Savepoint) -> list[str]:
-    """Return the objects in a finished savepoint's folder that its manifest does not name: harmless leftovers."""
+    """Return the keys of objects in a finished savepoint's folder that its manifest does not name: leftovers."""
     keys = [info.key for info in listed if _OURS.fullmatch(info.key) and info.key != KEY]
     return sorted(set(keys) - savepoint.keys.keys())
 
@@ -268,7 +268,7 @@ def _problem(read: Callable[[], object]) -> str:
 
 
 def read_log(folder: PrefixedStorage, log: SourceLog) -> memoryview:
-    """Read a file that Spark kept about a source. Raises `CorruptionError` if it is missing or damaged."""
+    """Read the copy of a source's log. Raises `CorruptionError` if it is missing or damaged."""
     try:
         data = folder.get(log.key, max(1, log.size_bytes))
     except NotFoundError as exc:
@@ -279,7 +279,7 @@ def read_log(folder: PrefixedStorage, log: SourceLog) -> memoryview:
 
 
 def find_objects(target: ObjectStorage, name: str) -> list[str]:
-    """Return all objects of a savepoint to delete. Raises `InvalidArgumentError` if there is only a foreign file."""
+    """Return the keys of all objects to delete. Raises `InvalidArgumentError` if there is only a foreign file."""
     folder = savepoint_folder(target, name)
     keys = _ours(folder)
     if keys == [KEY] and bytes(folder.get(KEY))[-len(stored_file.MAGIC) :] != stored_file.MAGIC:
@@ -288,7 +288,7 @@ def find_objects(target: ObjectStorage, name: str) -> list[str]:
 
 
 def delete_savepoint(target: ObjectStorage, name: str) -> int:
-    """Delete a savepoint, finished or not, manifest first, and its uploads; return how many objects it had."""
+    """Delete a savepoint, finished or not, manifest first; abort its uploads; return how many objects it had."""
     keys, folder = find_objects(target, name), savepoint_folder(target, name)
     _delete(folder, keys)
     for _ in looks(target.url):
@@ -299,7 +299,7 @@ def delete_savepoint(target: ObjectStorage, name: str) -> int:
     uploads = _abort_uploads(folder)
     if not keys and not uploads:
         near = did_you_mean(name, _finished(target))
-        raise NotFoundError(f"no savepoint of this name is here{near}", name=name, storage=target.url)
+        raise NotFoundError(f"no savepoint of this name exists{near}", name=name, storage=target.url)
     return len(keys)
 
 
@@ -314,11 +314,11 @@ def _delete(folder: PrefixedStorage, keys: list[str]) -> None:
 
 
 def _abort_uploads(folder: PrefixedStorage) -> int:
-    """Remove killed uploads of pieces and logs; a missing permission does not fail the deletion."""
+    """Abort unfinished uploads of pieces and logs, if permitted; return their number."""
     try:
         return sum(folder.abort_unfinished_uploads(f"{part}/", _EVER_MS) for part in ("operators", "sources"))
     except InvalidArgumentError as exc:
-        _log.warning("unfinished uploads of a savepoint may be left: %s", exc)
+        _log.warning("unfinished uploads of a savepoint may remain: %s", exc)
         return 0
 
 
@@ -332,7 +332,7 @@ class SavepointWriter:
     def finish(self, savepoint: Savepoint) -> None:
         """Store the manifest, and remove pieces of repeated tasks. Raises `ConflictError`, `UnavailableError`."""
         name, data = self.folder.prefix, savepoint.encode()
-        read_manifest(data, savepoint.name, f"{self.folder.url}/{KEY}")  # raises if it could not be read later
+        read_manifest(data, savepoint.name, f"{self.folder.url}/{KEY}")  # raises if readers would refuse it
         listed = self.folder.list("")
         self._require(savepoint.keys, listed)
         try:
@@ -341,11 +341,11 @@ class SavepointWriter:
         except ConflictError as exc:
             self._delete_own(listed)
             raise ConflictError(
-                "another process has made a savepoint of this name meanwhile: use a different name", name=name
+                "another process has just made a savepoint of this name: use a different name", name=name
             ) from exc
         except UnavailableError as exc:
             raise UnavailableError(
-                "the savepoint may or may not be finished: run holdfast savepoint verify before making it again",
+                "the savepoint may or may not be complete: run holdfast savepoint verify before making it again",
                 name=name,
                 because=exc,
             ) from exc
@@ -358,7 +358,7 @@ class SavepointWriter:
         missing = next((key for key, size_bytes in sizes.items() if found.get(key) != size_bytes), None)
         if missing is not None:
             raise ConflictError(
-                "another process has deleted this savepoint, or made one with its name: use a different name",
+                "another process has deleted this savepoint, or made one of the same name: use a different name",
                 name=self.folder.prefix,
                 missing=missing,
             )

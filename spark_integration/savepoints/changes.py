@@ -2,8 +2,8 @@
 
 A `Migration` wraps a user function that changes a table's value columns in ways that a restart cannot. Tasks call the
 function with batches of the table's rows: key columns, then value columns, in their stored types. It returns the same
-rows with the same key columns and the value columns that the new operator declares. The driver first calls it with an
-empty batch to learn the new columns.
+rows and key columns, with the value columns that the new operator declares. The driver first calls it with an empty
+batch to learn the new columns.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Migration:
     """The migration of one state table."""
 
     function: Migrate
-    #: The saved and the restored table
+    #: The table's schema in the savepoint and in the new query
     before: TableSchema
     after: TableSchema
     is_expiring: bool  #: Whether holdfast added an expiry column, hidden from the function
@@ -58,9 +58,9 @@ class Migration:
         values = [run.values.column(field.name) for field in before.value]
         returned = _called(self.function, from_columns([*run.keys.columns, *values], shown, len(run)), before)
         if sorted(returned.schema.names) != sorted([*shown.names[:n], *self.returned]):
-            raise _wrong(before, "it returned other columns than for no rows", columns=returned.schema.names)
+            raise _wrong(before, "it returned different columns than for an empty batch", columns=returned.schema.names)
         if any(not returned.column(name).equals(run.keys.column(i)) for i, name in enumerate(shown.names[:n])):
-            raise _wrong(before, "it returned other keys, or the same in another order")
+            raise _wrong(before, "it changed the keys or the order of the rows")
         columns = [returned.column(name) for name in self.returned]
         found = pa.schema([pa.field(f.name, c.type) for f, c in zip(after.value, columns, strict=True)])
         keys = Keys(run.hashes, run.keys)
@@ -68,14 +68,14 @@ class Migration:
         made = zip(after.value, columns, strict=True)
         null = [f.name for f, c in made if c.null_count and VALUE_SIDE + f.name in self.after.not_null]
         if null:
-            raise _wrong(before, "it returned nulls in columns that it says have none", columns=null)
+            raise _wrong(before, "it returned nulls in columns that it declared without nulls", columns=null)
         columns += [run.values.column(EXPIRES)] if self.is_expiring else []
         first = run.batch.columns[: 2 + n]
         return Run(self.after, pa.RecordBatch.from_arrays([*first, *columns], schema=self.after.columns))
 
 
 def migrations_of(operator: SavedOperator, given: Any) -> dict[str, Migration]:
-    """Return the user's migrations by table; a lone function is for the only table. Raises `InvalidArgumentError`."""
+    """Return the user's migrations by table; a lone function applies to the only table."""
     tables = [name for name, schema in operator.tables.items() if name != TIMERS and not is_by_time(schema)]
     if callable(given):
         if len(tables) != 1:
@@ -118,11 +118,11 @@ def _after(function: Migrate, table: TableSchema, is_expiring: bool) -> tuple[Ta
     returned = _called(function, from_columns([pa.array([], field.type) for field in shown], shown, 0), before)
     keys = shown.names[: len(before.key)]
     if missing := [name for name in keys if name not in returned.schema.names]:
-        raise _wrong(before, "it returned no key columns", missing=missing)
+        raise _wrong(before, "it dropped key columns", missing=missing)
     names = dict(zip(shown.names[len(keys) :], before.value.names, strict=True))
     fields = [f.with_name(names.get(f.name, f.name)) for f in returned.schema if f.name not in keys]
     if is_expiring and EXPIRES in [f.name for f in fields]:
-        raise _wrong(before, f"{EXPIRES!r} is holdfast's own, and kept")
+        raise _wrong(before, f"holdfast keeps the column {EXPIRES!r} itself: leave it out")
     fields += [table.value.field(EXPIRES)] if is_expiring else []
     after = TableSchema.of(before.name, before.key, pa.schema(fields))
     not_null = after.not_null | {name for name in table.not_null if name.startswith(KEY_SIDE)}
@@ -142,11 +142,11 @@ def _called(function: Migrate, rows: pa.RecordBatch, table: TableSchema) -> pa.R
     except Exception as exc:  # a user function may raise anything
         raise _wrong(table, f"it failed: {type(exc).__name__}: {exc}", rows=rows.num_rows) from exc
     if not isinstance(returned, pa.RecordBatch | pa.Table):
-        raise _wrong(table, "it returned no pyarrow.RecordBatch", returned=type(returned).__name__)
+        raise _wrong(table, "it did not return a pyarrow.RecordBatch", returned=type(returned).__name__)
     if returned.num_rows != rows.num_rows:
-        raise _wrong(table, "it returned another number of rows", given=rows.num_rows, returned=returned.num_rows)
+        raise _wrong(table, "it changed the number of rows", given=rows.num_rows, returned=returned.num_rows)
     if len(set(returned.schema.names)) < len(returned.schema.names):
-        raise _wrong(table, "it returned two columns of one name", columns=returned.schema.names)
+        raise _wrong(table, "it returned two columns of the same name", columns=returned.schema.names)
     columns = [one_chunk(column) for column in returned.columns]
     schema = pa.schema([field.with_type(c.type) for field, c in zip(returned.schema, columns, strict=True)])
     return from_columns(columns, schema, rows.num_rows)
@@ -174,9 +174,7 @@ class Changes:
             raise InvalidArgumentError("sources must be 'saved' or 'fresh'", sources=self.sources)
         require_counts(shards=self.shards, partitions=self.partitions)
         if self.continue_sinks and self.sources == "fresh":
-            raise InvalidArgumentError(
-                "continued sinks need the saved source positions: fresh sources would show results twice"
-            )
+            raise InvalidArgumentError("continue_sinks needs sources='saved': fresh sources would show results twice")
         twice = self.skip & (self.reset | self.rename.keys() | self.migrate.keys())
         if twice:
             raise InvalidArgumentError(
@@ -200,7 +198,7 @@ def require_comment(comment: object) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """The restore plan for an operator that keeps its place in the query."""
+    """How to restore an operator that is not skipped."""
 
     saved: SavedOperator
     name: str  #: In the new query
@@ -210,7 +208,7 @@ class Plan:
 
 
 def plans_of(savepoint: Savepoint, changes: Changes) -> list[Plan]:
-    """Return a `Plan` for each operator that is not skipped, in query plan order, without gaps."""
+    """Return a `Plan` for each operator that is not skipped, in order of number."""
     operators = sorted(savepoint.operators, key=lambda operator: operator.number)
     names = {operator.name for operator in operators}
     for what, given, known in (
@@ -255,7 +253,7 @@ def plans_of(savepoint: Savepoint, changes: Changes) -> list[Plan]:
     ]
     if any(plan.shards > MOST_SHARDS for plan in plans if not plan.is_reset):
         raise InvalidArgumentError(
-            f"an operator has at most {MOST_SHARDS} shards, and one of the savepoint has more: choose shards",
+            f"an operator has at most {MOST_SHARDS} shards, and a saved operator has more: set shards",
             shards=max(plan.shards for plan in plans if not plan.is_reset),
         )
     new_names = [plan.name for plan in plans]
@@ -270,8 +268,8 @@ def _require_whole(savepoint: Savepoint, changes: Changes, numbers: list[int]) -
     in_the_way = sorted(set(savepoint.left_out) - changes.skip)
     if in_the_way:
         raise InvalidArgumentError(
-            "the saved query had other stateful operators, which cannot start fresh in a restored location: skip "
-            "them if the new query does not have them",
+            "the saved query had more stateful operators, and in a restored location they cannot start without state: "
+            "skip them if the new query does not have them",
             left_out=", ".join(in_the_way),
         )
     if numbers != (sorted(set(numbers)) if savepoint.left_out else list(range(len(numbers)))):

@@ -1,4 +1,4 @@
-"""Creation of a savepoint from a running or stopped query.
+"""Creates a savepoint from a running or stopped query.
 
 ::
 
@@ -8,10 +8,7 @@
     manifest                                                                        driver, last
 
 The state after micro-batch N stays readable while Spark can return to it (``minBatchesToRetain``). If the query moves
-past micro-batch N during the save, a savepoint of the last micro-batch restarts once with a later one. If the query
-moves past that one too, the save fails.
-
-Tasks read shards at their pointers and store the rows as pieces.
+past the last micro-batch while it is saved, the save restarts once with a later micro-batch, then fails.
 
 With Spark, state passes through the executors, never through the driver. Spark may repeat a task or run two copies of
 it at once: each attempt writes objects under unique names, and only objects in the manifest count.
@@ -95,9 +92,9 @@ _WAIT_EACH_MS = 100
 def saved_query(
     location: QueryLocation, query_id: str, batch: LoggedBatch, folder: ObjectStorage, sinks: Iterable[SavedSink]
 ) -> SavedQuery:
-    """Return the query as of a micro-batch, with copies of its source logs; warn of missing results.
+    """Return the query as of a micro-batch, and copy its source logs; warn of sinks that show a later micro-batch.
 
-    `sinks` must be read before the logs, so that every micro-batch they have decided is in the logs as planned.
+    `sinks` must be read before the logs, so that the logs have a plan for every micro-batch that they have decided.
     """
     logged = (batch.batch_id, batch.offsets_version, batch.batch, batch.next_watermark_ms)
     sources = _saved_sources(location, batch.sources, folder, {})
@@ -109,14 +106,14 @@ def saved_query(
     query = SavedQuery(query_id, *logged, sources, planned, tuple(sinks))
     for sink in query.uncommitted:
         _log.warning(
-            "sink %r has decided micro-batch %d, and the savepoint is of micro-batch %d, the last one that Spark had "
+            "sink %r has decided micro-batch %d, and the savepoint is of micro-batch %d, the last that Spark has "
             "committed: %s",
             sink.sink,
             sink.batch_id,
             query.batch_id,
             "restore it with continue_sinks (--continue-sinks), which shows nothing twice"
             if sink.batch_id == query.batch_id + 1 and planned
-            else "the query goes on. Only a savepoint of its end can be restored with continue_sinks",
+            else "the query is running. Only a savepoint made after its end can be restored with continue_sinks",
         )
     return query
 
@@ -150,7 +147,7 @@ def _logs(
 
 
 def read_records(storage: ObjectStorage, rows: Mapping[str, Iterable[PointerRow]]) -> dict[str, OperatorRecord]:
-    """Return the records of the pointers' directories, in order. Raises the errors of `require_state_of`."""
+    """Return the record of each directory, sorted. Raises the errors of `require_state_of` if pointers do not match."""
     records = {directory: read_operator(storage, directory) for directory in sorted(rows)}
     for directory, record in records.items():
         require_state_of(rows[directory], record, storage.url)
@@ -158,7 +155,7 @@ def read_records(storage: ObjectStorage, rows: Mapping[str, Iterable[PointerRow]
 
 
 def shard_row(operator: str, row: PointerRow) -> tuple[Any, ...]:
-    """Return the task input row, with `SHARD_COLUMNS`, for a shard that has state."""
+    """Return a task's input row, with `SHARD_COLUMNS`, for a shard that has state."""
     assert row.pointer is not None
     return (operator, row.directory, row.shard, row.pointer.version, row.pointer.commit_id, row.carried)
 
@@ -218,7 +215,7 @@ def create(
     target : str or pathlib.Path
         The savepoint directory, on any storage that ``spark.holdfast.state.dir`` supports.
     name : str
-        The savepoint's name: up to 100 characters out of a to z, 0 to 9, dots, dashes and underscores.
+        The savepoint's name: up to 100 letters from a to z, digits, dots, dashes and underscores.
     batchId : int, optional
         The micro-batch; by default the last committed one.
     without : collection of str
@@ -235,7 +232,7 @@ def create(
     NotFoundError
         The micro-batch is not committed, or was purged; the query has no such operator.
     UnavailableError
-        The query advances faster than its state is saved: the retry's micro-batch was lost, too.
+        The query advances faster than its state can be saved; the retry failed, too.
     StateLostError, CorruptionError
         A state object is missing or damaged. The objects stored so far are not a savepoint; remove them with
         ``holdfast savepoint delete``.
@@ -260,7 +257,7 @@ def save(
     comment: str = "",
     times: LoggedBatch | None = None,
 ) -> Savepoint:
-    """Save a query's state like `create`, through `tasks`; `times`: the micro-batch with its watermark and time."""
+    """Save a query's state through `tasks`; see `create`. `times`: the micro-batch whose watermark and time to save."""
     _require_names(without, comment)
     _require_place(target, checkpoint_location, tasks)
     with (
@@ -341,7 +338,7 @@ def end(
                 of=query_id,
             )
         probe_storage(targets, name, checked="the directory for savepoints failed the check before the query stops")
-        of.look(without)
+        of.check(without)
         # A running query repairs a damaged log with its next decision.
         decided_sinks(tasks.settings, tasks.options, query_id)
         if query is not None:
@@ -356,7 +353,7 @@ def end(
 
 
 def decided_sinks(settings: Settings, options: Mapping[str, object], query_id: str) -> tuple[SavedSink, ...]:
-    """Return the decisions of a query's sinks from its state directory; see `sinks_of`."""
+    """Return a query's sinks according to its state directory; see `sinks_of`."""
     if settings.state_dir is None:
         return ()
     with open_storage(settings.state_dir, options) as storage:
@@ -364,13 +361,13 @@ def decided_sinks(settings: Settings, options: Mapping[str, object], query_id: s
 
 
 def of_batch(query: QueryLocation, batch_id: int | None, work: Callable[[LoggedBatch], _Made]) -> _Made:
-    """Do `work` for a committed micro-batch; retry once with a later one if the query moves past the last one."""
+    """Call `work` with a committed micro-batch; if the query moves past the last one, retry once with a later one."""
     for is_last in (False, True):
         batch = query.batch(batch_id)
         try:
             return work(batch)
         except HoldfastError as exc:
-            # A retry would take the name back from the attempt that has taken it over.
+            # After a ConflictError, a retry would take the name back from another attempt.
             if isinstance(exc, ConflictError) or batch_id is not None or batch.batch_id in query.committed():
                 raise
             if is_last:
@@ -380,17 +377,17 @@ def of_batch(query: QueryLocation, batch_id: int | None, work: Callable[[LoggedB
                     batch_id=batch.batch_id,
                     checkpoint_location=query.url,
                 ) from exc
-            _log.warning("the query has moved past micro-batch %d; taking a later one: %s", batch.batch_id, exc)
+            _log.warning("the query has moved past micro-batch %d; retrying with a later one: %s", batch.batch_id, exc)
     raise AssertionError("unreachable")
 
 
 def _require_place(target: str | Path, checkpoint_location: str | Path, tasks: Tasks) -> None:
-    """Raise `InvalidArgumentError` if the target is inside a directory of the query: savepoints should outlive it."""
+    """Raise `InvalidArgumentError` if the target is a directory of the query, which savepoints should outlive."""
     places = {"checkpointLocation": str(checkpoint_location), "state directory": tasks.settings.state_dir}
     for what, place in places.items():
         if place is not None and parse_url(target) == parse_url(place):
             raise InvalidArgumentError(
-                f"this is the query's {what}: choose another directory for savepoints, such as one beside it",
+                f"this is the query's {what}: choose a separate directory for savepoints, such as a sibling",
                 target=target,
             )
 
@@ -430,8 +427,8 @@ class _Saver:
         sinks = decided_sinks(self.tasks.settings, self.tasks.options, query_id)
         return operators, left_out, saved_query(self.location, query_id, batch, new.folder, sinks)
 
-    def look(self, without: Collection[str]) -> None:
-        """Raise the error that saving the operators would raise; ignore a query that moves on twice."""
+    def check(self, without: Collection[str]) -> None:
+        """Raise the error that saving the operators would raise, unless the query moves on twice."""
         for _ in range(2):
             batch = self.location.batch()
             try:
@@ -449,7 +446,7 @@ class _Saver:
         """Return the operators to save, by name, and the names of the omitted operators."""
         found: dict[str, StatefulStep] = {}
         left_out: list[str] = []
-        # Spark's operators go by Spark's name; holdfast's operators without rows have no known name.
+        # Spark's operators have Spark's names; the names of holdfast's operators without rows are unknown.
         names = {step.number: sorted(step.pointers) if step.is_ours else [step.host] for step in steps}
         named = {name for of in names.values() for name in of}
         for step in steps:
@@ -462,12 +459,12 @@ class _Saver:
                     if not any(step.is_ours for step in steps):
                         raise InvalidArgumentError(
                             "the query has only state of Spark's own operators: savepoints.from_spark (holdfast "
-                            "savepoint from-spark) saves it, to go on with holdfast",
+                            "savepoint from-spark) saves it for use with holdfast",
                             operator=name,
                         )
                     raise InvalidArgumentError(
-                        "an operator's state is Spark's own: leave it out with `without`, for a savepoint that can be "
-                        "read, or restored without that operator; or clone the query, which copies all state",
+                        "an operator's state is Spark's own: leave it out with `without`, to read the savepoint or "
+                        "restore it without that operator; or clone the query, which copies all state",
                         operator=name,
                         number=step.number,
                     )
@@ -486,7 +483,7 @@ class _Saver:
         return found, tuple(left_out)
 
     def _described(self, storage: ObjectStorage, name: str, step: StatefulStep) -> _Unsaved:
-        """Return an operator without pieces, with its shards' pointers."""
+        """Return an operator that is yet to be saved, with its shards' pointers."""
         pointers = step.pointers[name]
         records = read_records(storage, pointers)
         stored = {directory: stored_tables(storage, record) for directory, record in records.items()}
@@ -531,19 +528,17 @@ class _Saver:
 
 @dataclass(frozen=True)
 class _Unsaved:
-    """An operator that is not saved yet."""
-
-    #: Without pieces; columns have the query's current names, and dropped columns are not saved.
+    #: Has no pieces yet; its columns have the query's current names, and dropped columns are omitted
     operator: SavedOperator
     rows: list[PointerRow]  #: One per shard
-    stored: Mapping[str, StoredTables]  #: How rows are stored, by directory.
+    stored: Mapping[str, StoredTables]  #: How rows are stored, by directory
 
 
 def _without_rows(name: str, step: StatefulStep, batch: LoggedBatch) -> _Unsaved:
-    """Return an empty operator, of unknown name, for a step that has had no rows yet."""
+    """Return an empty operator for a step that has had no rows yet, so that its name is unknown."""
     _log.warning(
-        "operator %d of the query has had no rows yet, so its name is unknown: it is saved as %r, without state, and a "
-        "restore asks for its name",
+        "operator %d of the query has had no rows yet, so its name is unknown: it is saved as %r, without state; a "
+        "restore must rename it",
         step.number,
         name,
     )
@@ -553,5 +548,5 @@ def _without_rows(name: str, step: StatefulStep, batch: LoggedBatch) -> _Unsaved
 
 
 def _modes(step: StatefulStep) -> dict[str, str]:
-    """Return the modes that Spark has recorded for a host and checks at a restart."""
+    """Return the modes of an operator that Spark has recorded, and checks at a restart."""
     return modes_of(step.properties, step.number) if step.host == STATE_VARIABLES else {}

@@ -1,7 +1,7 @@
-"""Comparison of two savepoints by operator and key.
+"""Compares two savepoints by operator and key.
 
-Both savepoints are read one hash range at a time, so a larger shard count lowers memory use. Values are compared by
-their stored bytes: -0.0 differs from 0.0.
+Both savepoints are read one hash range at a time, so memory use falls with the larger number of shards. Values are
+compared by their stored bytes: -0.0 differs from 0.0.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from holdfast.spark_integration.timers import is_by_time
 
 @dataclass
 class TableDifference:
-    """The difference between two versions of an operator's table."""
+    """How an operator's table differs between two savepoints."""
 
     operator: str
     table: str
@@ -43,30 +43,28 @@ class TableDifference:
 
     @property
     def differs(self) -> bool:
-        """Whether the tables differ."""
         return bool(self.columns or self.added or self.removed or self.changed)
 
 
 @dataclass(frozen=True)
 class Side:
-    """A savepoint and its folder."""
+    """One of the compared savepoints, and its folder."""
 
     savepoint: Savepoint
     folder: PrefixedStorage
 
     @property
     def operators(self) -> dict[str, SavedOperator]:
-        """The operators by name."""
         return {operator.name: operator for operator in self.savepoint.operators}
 
 
 def facts_that_differ(before: Savepoint, after: Savepoint) -> list[str]:
-    """Describe how two savepoints differ apart from their state."""
+    """Describe how two savepoints differ, apart from their state."""
     names = [{operator.name for operator in one.operators} for one in (before, after)]
     lines = [f"operator {name} is only in {before.name}" for name in sorted(names[0] - names[1])]
     lines += [f"operator {name} is only in {after.name}" for name in sorted(names[1] - names[0])]
     if before.query.query_id != after.query.query_id:
-        lines.append(f"they are of two queries: {before.query.query_id}, {after.query.query_id}")
+        lines.append(f"different queries: {before.query.query_id}, {after.query.query_id}")
     if before.query.next_watermark_ms != after.query.next_watermark_ms:
         lines.append(f"watermark: {before.query.next_watermark_ms}, {after.query.next_watermark_ms} ms")
     offsets = [{source.name: source.offset for source in one.query.sources} for one in (before, after)]
@@ -94,7 +92,7 @@ def _of_operator(name: str, before: Side, after: Side, keys_each: int) -> list[T
     for table in dict.fromkeys(table for operator in operators for table in operator.tables):
         schemas = [operator.tables[table] for operator in operators if table in operator.tables]
         if is_by_time(schemas[0]):
-            continue  # an index: it repeats other tables in a different order
+            continue  # an index, which repeats another table in a different order
         found[table] = TableDifference(name, table)
         try:
             comparable[table] = _both(schemas[0], schemas[-1])

@@ -1,4 +1,4 @@
-"""Creation of a savepoint from a query that ran on Spark's stateful operators, to move it to holdfast.
+"""Creates a savepoint from a query that ran on Spark's stateful operators, to move it to holdfast.
 
 ::
 
@@ -7,8 +7,8 @@
                      ──▶ pieces                                                    tasks
     manifest                                                                       driver, last
 
-After a restore the same function or processor, or an operator's one-line counterpart (`sparks_operators`), continues on
-holdfast from the same positions and watermark.
+After a restore, the same function or processor, or an operator's one-line counterpart (`sparks_operators`), continues
+on holdfast from the same positions and watermark.
 
 Source: Spark 4.3's data source ``statestore``, and state written by its operators.
 """
@@ -66,8 +66,8 @@ if TYPE_CHECKING:
 _PROCESSORS = ("transformWithStateInPandasExec", "transformWithStateInPySparkExec")
 _KINDS: Mapping[str, Kind] = {"ValueState": "value", "ListState": "list", "MapState": "map"}
 _NO_TIMEOUT = -1
-#: ASCII characters that URLs leave unescaped: with any other, Spark's ``statestore`` reads a different location.
-_AS_IT_IS = frozenset(string.ascii_letters + string.digits + "/-_.!~'()*:@&=+$,;")
+#: ASCII characters that URLs leave unescaped: given any other, Spark's ``statestore`` reads a different location.
+_UNESCAPED = frozenset(string.ascii_letters + string.digits + "/-_.!~'()*:@&=+$,;")
 
 
 def from_spark(
@@ -86,10 +86,10 @@ def from_spark(
 ) -> Savepoint:
     """Save a query that runs on Spark's stateful operators, to continue it on holdfast.
 
-    Reads ``applyInPandasWithState``, ``transformWithState`` and ``transformWithStateInPandas``: state, timeouts,
-    timers, expiry; and ``dropDuplicates``, ``dropDuplicatesWithinWatermark`` and aggregations by key, window and
-    session. `restore` turns the savepoint into a location in which the same operator continues on holdfast. The query
-    is not changed. List elements keep their order.
+    Reads the state of ``applyInPandasWithState``, ``transformWithState`` and ``transformWithStateInPandas``, with
+    timeouts, timers and expiry times, and that of ``dropDuplicates``, ``dropDuplicatesWithinWatermark`` and
+    aggregations by key, window and session. `restore` turns the savepoint into a location in which the same operator
+    continues on holdfast. The query is not changed. List elements keep their order.
 
     Parameters
     ----------
@@ -99,9 +99,9 @@ def from_spark(
     target, name, batchId, comment
         As in `create`.
     operators : str, or mapping of int to str
-        The operator's name in holdfast; for several operators, names by operator number in ``state-metadata``.
+        The operator's name in holdfast; for several operators, names by their numbers in ``state-metadata``.
     timeoutConf : {"ProcessingTimeTimeout", "EventTimeTimeout"}, optional
-        The query's setting, for an ``applyInPandasWithState`` with timeouts: Spark does not record it.
+        The query's setting, if it has timeouts in ``applyInPandasWithState``: Spark does not record it.
     aggregates : mapping of str to str, or of int to such mappings, optional
         An aggregation's functions by column name, in the order of Spark's ``agg``, such as
         ``{"n": "count", "worst": "max"}``; for several aggregations, by operator number.
@@ -147,11 +147,11 @@ def require_readable(checkpoint_location: str) -> None:
     escaped = sorted(
         one
         for one in set(checkpoint_location)
-        if not (one in _AS_IT_IS if one.isascii() else one.isprintable() and not one.isspace())
+        if not (one in _UNESCAPED if one.isascii() else one.isprintable() and not one.isspace())
     )
     if escaped:
         raise InvalidArgumentError(
-            "Spark reads no state below a checkpointLocation that has such characters: name it through a symbolic link",
+            "Spark cannot read state in a checkpointLocation with these characters: use a symbolic link to it",
             checkpoint_location=checkpoint_location,
             characters=escaped,
         )
@@ -170,8 +170,6 @@ def require_sparks_own(location: ObjectStorage, batch_id: int) -> list[StateOper
 
 @dataclass(frozen=True)
 class _Step:
-    """A stateful operator of Spark's."""
-
     operator: StateOperator
     location: str
     batch: LoggedBatch
@@ -187,7 +185,6 @@ class _Step:
 
     @property
     def modes(self) -> dict[str, str]:
-        """The processor's modes."""
         return modes_of(self.operator.properties, self.number)
 
     @property
@@ -216,8 +213,8 @@ def _named(steps: list[_Step], operators: str | Mapping[int, str]) -> list[tuple
     for step in steps:
         if step.host not in (GROUP_STATE, *_PROCESSORS, *HAVE_COUNTERPARTS):
             raise InvalidArgumentError(
-                "the query has a stateful operator whose state cannot be moved: only that of applyInPandasWithState "
-                "and transformWithState in Python, of dropDuplicates and of aggregations can",
+                "the query has a stateful operator whose state cannot be moved; applyInPandasWithState, "
+                "transformWithState in Python, dropDuplicates and aggregations can be moved",
                 operator=step.host,
                 number=step.number,
             )
@@ -236,12 +233,12 @@ def _named(steps: list[_Step], operators: str | Mapping[int, str]) -> list[tuple
 
 
 def _described(steps: list[_Step], aggregates: Any, window: Any) -> dict[int, Described]:
-    """Return the user's description of each operator by number. Raises `InvalidArgumentError` if it is unclear."""
+    """Return the user's description of each operator, by number. Raises `InvalidArgumentError` if it is ambiguous."""
     ours = [step for step in steps if step.host in HAVE_COUNTERPARTS]
     if ours and len(steps) > 1 and not ours[0].hosts_processors:
         raise InvalidArgumentError(
-            "operators chain on Spark's RocksDB state store only, and a query keeps its first state store: leave this "
-            "one as it is",
+            "only Spark's RocksDB state store can chain operators, and a query cannot change its state store: keep "
+            "this query on Spark's operators",
             numbers=[step.number for step in steps],
         )
     aggregations = [step.number for step in ours if step.host in (AGGREGATION, SESSIONS)]
@@ -254,7 +251,7 @@ def _described(steps: list[_Step], aggregates: Any, window: Any) -> dict[int, De
             found = dict(given)
         if not found or not found.keys() <= {*aggregations}:
             raise InvalidArgumentError(
-                f"{name} is an aggregation's: if the query has several, give it by their numbers",
+                f"{name} is for aggregations; if the query has several, pass a mapping by operator number",
                 given=given,
                 aggregations=aggregations,
             )
@@ -284,7 +281,7 @@ def _saved(
 
 
 def _in_one_line(step: _Step, name: str, writer: TableSetWriter, described: Described, shards: int) -> SavedOperator:
-    """Save a Spark operator as its holdfast counterpart, under the host that the new query will use."""
+    """Save a Spark operator as its holdfast counterpart, with the host that the new query will use."""
     found = moved(step.host, step.read(), described, has_watermark=step.batch.next_watermark_ms > 0)
     own, timed = dict(found.configuration), found.is_timed
     if step.hosts_processors:
@@ -303,7 +300,7 @@ def _group_state(step: _Step, timeout_conf: TimeoutConf | None) -> tuple[list[Ta
     has_timeout = "timeoutTimestamp" in value.names
     if timeout_conf not in (*DUE, "NoTimeout", None) or has_timeout != (timeout_conf in DUE):
         raise InvalidArgumentError(
-            "the query has timeouts: pass its timeoutConf, which Spark does not keep"
+            "the query has timeouts: pass its timeoutConf, which Spark does not record"
             if has_timeout
             else "the query has no timeouts: leave timeoutConf out",
             timeoutConf=timeout_conf,
@@ -344,7 +341,7 @@ def _variable(step: _Step, name: str, kind: Kind, *, has_ttl: bool) -> TableRows
     if kind == "list":
         elements = F.posexplode("list_value").alias("place", "value")
         rows = rows.select("key", elements)
-        # Elements are ordered by number, and numbers start at the version's first.
+        # Elements are ordered by number, beginning with the first number of the version.
         own = [F.col("place").cast("long") + F.lit(first_number(step.batch.batch_id))]
     elif kind == "map":
         user_key, value = struct_of(rows.schema["user_map_key"]), "user_map_value"
@@ -360,5 +357,5 @@ def _variable(step: _Step, name: str, kind: Kind, *, has_ttl: bool) -> TableRows
 
 
 def _fields(column: str, struct: StructType) -> list[Column]:
-    """Return a struct's fields by position, because their names may be anything."""
+    """Return a struct's fields, renamed by position, because any name is possible."""
     return [F.col(column)[field.name].alias(f"{column}.{place}") for place, field in enumerate(struct)]

@@ -2,19 +2,19 @@
 
 ::
 
-    checkpoint location                    holdfast-restoring-<id>        a query with this id is being made
+    checkpoint location                    holdfast-restoring-<id>        marker: a query with this id is being made
     state directory                   _queries/<id>                  the operator directories to fill
                                            _rescaling/<id>/…              its savepoint, while it is rescaled
     beside the location                    …-restoring-<id>/…             its stub
 
-A failed attempt deletes all of these files: ``metadata`` first, the marker ``holdfast-restoring-<id>`` last. An
-interrupted attempt deletes only ``metadata``, because Spark's tasks may still be writing. Its marker stays, as after a
-kill, and the next attempt deletes exactly the files of the marker's id. Spark starts no query without ``metadata``, so
-it is written last. If the outcome of that write is unknown, the attempt leaves everything in place: either the query is
-complete, or the next attempt deletes it.
+A failed attempt deletes all of these files, ``metadata`` first and the marker last. An interrupted attempt deletes only
+``metadata``, because Spark's tasks may still be writing. Its marker stays, as after a kill, and the next attempt
+deletes exactly the files of the marker's id. Spark starts no query without ``metadata``, so it is written last. If the
+outcome of that write is unknown, the attempt leaves everything in place: either the query is complete, or the next
+attempt deletes it.
 
 Checks before and after writes keep two attempts apart. A fence cannot: Spark starts any location with ``metadata``, and
-that write is conditional only on the file's absence, so no other attempt's fencing number could make it fail.
+another attempt's fencing number cannot make that write fail, which is conditional only on the file's absence.
 
 Contents of the new location:
 
@@ -28,8 +28,8 @@ Contents of the new location:
     savepoint's sources  ──────────────▶     sources/…
                                              metadata        the new query's id: last
 
-Spark refuses a filled location without ``metadata``, so no query starts from an incomplete location. The query
-starts with micro-batch 1 at exactly the saved positions; if it continues sinks, with the saved query's planned one.
+Spark refuses a filled location without ``metadata``, so no query starts from an incomplete location. The query starts
+with micro-batch 1 at exactly the saved positions; if it continues sinks, that is the saved query's planned micro-batch.
 
 Source: Spark 4.3's ``OffsetSeqLog`` and ``CommitLog``, and queries started from locations made this way.
 """
@@ -73,11 +73,11 @@ from holdfast.spark_integration.spark_state.query_location import NAMED_SOURCES
 
 # Paths that a restore writes in the location, besides ``metadata``.
 _OURS = ("offsets/", "commits/", "sources/", "state/")
-# Prefix of the marker of a running or interrupted restore; the new query's id follows.
+# A running or interrupted attempt's marker: this prefix, then the new query's id.
 _MARK = "holdfast-restoring-"
 _MARK_OF = re.compile(rf"{_MARK}([A-Za-z0-9-]{{1,64}})")
-_WHOLE = "if there is a file metadata, the query is whole and can be started"
-_AGAIN = "run the same command again with the checkpoint location %s, which deletes that first"
+_DONE = "if there is a file metadata, the query is complete and can be started"
+_AGAIN = "run the same command again with the checkpoint location %s, which first deletes what is left"
 _log = logging.getLogger(__name__)
 #: The setting for the number of partitions of Spark's state.
 PARTITIONS = "spark.sql.shuffle.partitions"
@@ -124,12 +124,12 @@ class NewQuery:
         remove_folder(f"{self.rescaling_url}/{self.query_id}", self.options)
 
     def fill(self, origin: QueryOrigin) -> None:
-        """Record the directories as this query's before filling them."""
+        """Record that this query will fill these directories."""
         declare_origin(self.storage, origin)
         self.state_id = origin.state_id
 
     def require(self) -> None:
-        """Raise `ConflictError` if another process has taken the location and would thus own our writes."""
+        """Raise `ConflictError` if another process has taken the location, to which our writes would then belong."""
         require_mine(self.location, self.query_id)
 
     def finish(self) -> None:
@@ -144,7 +144,7 @@ class NewQuery:
         try:
             note_location(self.storage, noted)
         except HoldfastError as exc:  # the query's first run will retry
-            _log.info("the state directory does not note where the new query is: %s", exc)
+            _log.info("could not note the new query's checkpoint location in the state directory: %s", exc)
 
 
 @contextmanager
@@ -179,12 +179,12 @@ def new_query(
                 if _may_leave_tasks(exc):
                     _withdraw(new)
                 elif new.is_finishing and isinstance(exc, UnavailableError):
-                    # The last write may still arrive: after a cleanup, Spark would start a query without state.
-                    _log.warning(f"the new query may or may not be complete: {_WHOLE}; else {_AGAIN}", url)
+                    # The last write may still arrive: after a clean-up, Spark would start a query without state.
+                    _log.warning(f"the new query may or may not be complete: {_DONE}; else {_AGAIN}", url)
                 else:
                     _remove(new)
             except HoldfastError as failed:
-                _log.warning(f"some objects of the new query could not be deleted: {_AGAIN}; {_WHOLE}: %s", url, failed)
+                _log.warning(f"some objects of the new query could not be deleted: {_AGAIN}; {_DONE}: %s", url, failed)
             raise
 
 
@@ -196,7 +196,7 @@ def require_new_location(url: str, options: Mapping[str, object]) -> None:
 
 @contextmanager
 def _no_state_directory(location: ObjectStorage) -> Iterator[None]:
-    """Mention it in a `ConflictError` if the occupied location is a state directory."""
+    """Replace a `ConflictError` for an occupied location by one that says if it is a state directory."""
     try:
         yield
     except ConflictError:
@@ -205,7 +205,7 @@ def _no_state_directory(location: ObjectStorage) -> Iterator[None]:
 
 
 def shards_to_set(state_dir: str, options: Mapping[str, object], query_id: str) -> int | None:
-    """Return the shard count that a new query's session must set; None if operator names imply it."""
+    """Return the number of shards that a new query's session must set; None if the operators' names imply it."""
     with open_storage(state_dir, options) as storage:
         origin = find_origin(storage, query_id)
         for directory in () if origin is None else origin.directories:
@@ -216,7 +216,7 @@ def shards_to_set(state_dir: str, options: Mapping[str, object], query_id: str) 
 
 
 def _may_leave_tasks(error: BaseException) -> bool:
-    """Return whether tasks may still write after an error: Spark does not wait for a cancelled job's tasks."""
+    """Return whether tasks may be writing after an error: Spark does not wait for a cancelled job's tasks."""
     from pyspark.errors import PySparkException
 
     cause: BaseException | None = error
@@ -226,18 +226,18 @@ def _may_leave_tasks(error: BaseException) -> bool:
 
 
 def _withdraw(new: NewQuery) -> None:
-    """Make the location unstartable and leave the rest to the next attempt."""
+    """Prevent Spark from starting the query, and leave the rest to the next attempt."""
     if is_mine(new.location, new.query_id):  # otherwise finished, or owned by another attempt
         new.location.delete(["metadata"])
         _log.warning(
-            "the new query's objects stay, because tasks may still write to them; no query can start from them: once "
+            "the new query's objects stay, because tasks may be writing to them; no query can start from them: once "
             f"the tasks have ended, {_AGAIN}",
             new.url,
         )
 
 
 def _remove(new: NewQuery) -> None:
-    """Delete the whole unfinished query; nothing must be writing to it any more."""
+    """Delete the unfinished query, to which no task is writing any more."""
     new.remove_savepoint()
     new.remove_stub()
     if is_mine(new.location, new.query_id):  # otherwise the files may be another attempt's
@@ -265,12 +265,12 @@ def remove_folder(url: str, options: Mapping[str, object]) -> None:
     """Delete a folder and its contents."""
     with open_storage(url, options) as folder:
         folder.delete([info.key for info in folder.list("")])
-        if folder.url.startswith("file://"):  # empty folders remain on a file system
+        if folder.url.startswith("file://"):  # where empty folders remain
             shutil.rmtree(folder.url.removeprefix("file://"), ignore_errors=True)
 
 
 def _stopped(location: ObjectStorage, found: set[str]) -> set[str]:
-    """Return the ids of interrupted restores; raise `ConflictError` if `begin` would refuse the location."""
+    """Return the ids of interrupted attempts. Raises `ConflictError` if `begin` would refuse the location."""
     marks = _marks(found)
     if found and (not marks or "metadata" in found):
         raise _not_new(location, min(found))
@@ -278,12 +278,12 @@ def _stopped(location: ObjectStorage, found: set[str]) -> set[str]:
 
 
 def begin(location: ObjectStorage, query_id: str) -> set[str]:
-    """Take a checkpoint location that is empty or left by interrupted restores; return those restores' query ids."""
+    """Take a checkpoint location that is empty or left by interrupted attempts; return those attempts' query ids."""
     found = {info.key for info in location.list("")}
     marks = _stopped(location, found)
     mine = _MARK + query_id
     location.put(mine, b"")
-    # A restore that finished before our mark appeared is complete; a restore that sees the mark gives up.
+    # An attempt that finished before our marker appeared is complete; an attempt that sees the marker gives up.
     if any(info.key == "metadata" for info in location.list("")):
         location.delete([mine])
         raise _not_new(location, "metadata")
@@ -293,14 +293,14 @@ def begin(location: ObjectStorage, query_id: str) -> set[str]:
 
 def _not_new(location: ObjectStorage, holds: str) -> ConflictError:
     return ConflictError(
-        "the checkpoint location of a new query must be empty, and this one is not: choose another",
+        "the checkpoint location of a new query must be empty: choose a different one",
         location=location.url,
         holds=holds,
     )
 
 
 def forget(location: ObjectStorage, stopped: Iterable[str]) -> None:
-    """Remove the marks of interrupted restores; their other leftovers must be gone."""
+    """Remove the markers of interrupted attempts, whose other leftovers must be gone."""
     location.delete(_MARK + query_id for query_id in stopped)
 
 
@@ -314,7 +314,7 @@ def _marks(keys: Iterable[str]) -> set[str]:
 
 
 def finish(location: ObjectStorage, query_id: str) -> None:
-    """Make the query startable; warn if the mark cannot be deleted. Raises `ConflictError`, `UnavailableError`."""
+    """Make the query startable; warn if its marker stays. Raises `ConflictError`, `UnavailableError`."""
     require_mine(location, query_id)
     try:
         location.put_if_absent("metadata", json.dumps({"id": query_id}, separators=(",", ":")).encode())
@@ -330,26 +330,25 @@ def finish(location: ObjectStorage, query_id: str) -> None:
     except HoldfastError as exc:
         _log.warning(
             "the query is complete and can be started; its marker could not be removed from its checkpoint location, "
-            "%s: "
-            "%s",
+            "%s: %s",
             location.url,
             exc,
         )
 
 
 def require_mine(location: ObjectStorage, query_id: str) -> None:
-    """Raise `ConflictError` if another restore has taken the location meanwhile."""
+    """Raise `ConflictError` if another attempt has taken the location."""
     if not is_mine(location, query_id):
         raise _not_mine(location)
 
 
 def _not_mine(location: ObjectStorage) -> ConflictError:
-    return ConflictError("another restore writes this checkpoint location: run one at a time", location=location.url)
+    return ConflictError("another command fills this checkpoint location: run one at a time", location=location.url)
 
 
 @dataclass(frozen=True)
 class FirstState:
-    """Facts about a location's first state that its logs must record."""
+    """Facts about a new location's state that its logs must record."""
 
     conf: Mapping[str, str]  #: The settings that the query pins
     commits_version: str = "v1"  #: Version of the commit log
@@ -357,19 +356,19 @@ class FirstState:
 
 
 def pinned(query: SavedQuery, partitions: int | None) -> dict[str, str]:
-    """Return the settings pinned by the saved query's micro-batch, with a different partition count if given."""
+    """Return the settings pinned by the saved query's micro-batch, with `partitions` if given."""
     conf: dict[str, str] = dict(json.loads(query.batch)["conf"])
     strange = [name for name in conf if not name.startswith("spark.sql.")]
     if strange:
-        raise CorruptionError("the savepoint pins a setting that Spark does not pin", setting=strange[0])
+        raise CorruptionError("the savepoint pins a setting that Spark never pins", setting=strange[0])
     return conf | ({PARTITIONS: str(partitions)} if partitions is not None else {})
 
 
 def partitions_of(conf: Mapping[str, object]) -> int:
-    """Return the partition count of a query's state; 1 if none is pinned. Raises `CorruptionError`."""
+    """Return the number of partitions of a query's state; 1 if none is pinned. Raises `CorruptionError`."""
     text = str(conf.get(PARTITIONS, 1))
     if not _COUNT.fullmatch(text) or int(text) >= SHARDS_LIMIT:
-        raise CorruptionError("the query's log pins an impossible number of partitions", pinned=text)
+        raise CorruptionError("the query's log pins an invalid number of partitions", pinned=text)
     return int(text)
 
 
@@ -387,7 +386,7 @@ def state_of_stub(stub: ObjectStorage, location: ObjectStorage, conf: Mapping[st
         if not info.key.endswith(".crc"):  # checksums: the copied files may change
             location.put(info.key, moved(info.key, stub.get(info.key, _STATE_BYTES_MAX), location.url))
     version, commit = _text(stub, "commits/0").split("\n")[:2]
-    # A newer Spark may pin more settings: they apply to the state that it has just made.
+    # A newer Spark may pin more settings, which apply to the state that it has just made.
     return FirstState(stub_conf, version, json.loads(commit))
 
 
@@ -400,11 +399,11 @@ def seed(
     fresh: bool,
     planned: PlannedBatch | None = None,
 ) -> None:
-    """Write a location's logs, after its state and before `finish`; if `fresh`, sources start over."""
+    """Write a location's logs, after its state and before `finish`; if `fresh`, sources start as their options say."""
     for source in () if fresh else (*query.sources, *(planned.sources if planned else ())):
         for log in source.logs:
             location.put(f"sources/{source.name}/{log.name}", read_log(savepoint, log))
-    # Rows that a source reads again must not be late.
+    # Rows that a source reads again must not count as late.
     watermark_ms = 0 if fresh else query.next_watermark_ms
     saved = json.loads(query.batch) | {"conf": first.conf} | ({"batchWatermarkMs": 0} if fresh else {})
     location.put("offsets/0", _offsets(query.offsets_version, saved, query.sources, fresh=fresh))
@@ -423,7 +422,7 @@ def _offsets(version: str, batch: Mapping[str, Any], sources: Sequence[SavedSour
 
 
 def moved(key: str, data: memoryview, location: str) -> memoryview | bytes:
-    """Return a file of Spark's state with its paths moved to the new location: operator metadata may name files."""
+    """Return a file of Spark's state; in an operator's metadata, replace the old location in paths by the new one."""
     if not _METADATA.fullmatch(key):
         return data
     try:
@@ -449,7 +448,7 @@ def _moved(value: Any, key: str, location: str) -> Any:
             path=value,
         )
     place, written = parse_url(location), below["scheme"] or ""
-    # Within the same store keep Spark's spelling: file:/…, s3a://…
+    # Within the same store, keep Spark's spelling: file:/…, s3a://…
     if place._replace(scheme=written.rstrip(":") or "file").store != place.store:
         written = f"{place.for_spark.scheme}:"
     slashes = "//" if written not in ("", "file:") else ""

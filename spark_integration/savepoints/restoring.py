@@ -1,4 +1,4 @@
-"""Creation of a new query's state and checkpoint location from a savepoint.
+"""Creates a new query's state and checkpoint location from a savepoint.
 
 ::
 
@@ -89,17 +89,16 @@ def restore(
     rename : mapping of str to str, optional
         New operator names by old name.
     skip : collection of str
-        Operators missing from the new query or from the savepoint: their state is not restored.
+        Operators that the new query does not have, or that the savepoint left out.
     reset : collection of str
-        Operators that keep their place in the query but lose their state: an operator of the same kind starts there
-        without state.
+        Operators that start without state. The new query must have operators of the same kind in their places.
     sources : {"saved", "fresh"}
         Where sources start: at the saved positions, or as their options say.
     migrate : mapping of str to callable, optional
         By operator, a function that changes its state's columns, or functions by table: docs/state-schema.md.
     continue_sinks : bool
         Take over the saved query's sinks, in its state directory, and end that query for good. A micro-batch that a
-        sink had decided but Spark had not committed becomes the new query's first, and is not shown again.
+        sink has decided but Spark has not committed becomes the new query's first, and is not shown again.
 
     Returns
     -------
@@ -157,7 +156,7 @@ class Restorable:
 
 
 def restore_with(tasks: Tasks, saved: Restorable, checkpoint_location: str | Path) -> str:
-    """Restore a savepoint like `restore`. Raises `NeedsSparkError`, before any write, if that takes Spark."""
+    """Restore a savepoint; see `restore`. Raises `NeedsSparkError`, before any write, if that requires Spark."""
     make_state = tasks.state_maker(saved.conf, saved.hosts)
     with new_query(tasks.settings, tasks.options, checkpoint_location) as new:
         restore_into(tasks, new, saved, make_state)
@@ -208,22 +207,22 @@ def restore_into(tasks: Tasks, new: NewQuery, saved: Restorable, make_state: Sta
     for sink in query.uncommitted:
         _log.warning(
             "sink %r has decided micro-batch %d of the saved query, which is not in the savepoint: the restored query "
-            "reads its input again, and cannot replace the saved one in this sink. To continue it, restore with "
-            "continue_sinks (--continue-sinks)",
+            "reads its input again, and needs a different sink. To continue this sink, restore with continue_sinks "
+            "(--continue-sinks)",
             sink.sink,
             sink.batch_id,
         )
 
 
 class _Directory:
-    """The directory of one restored operator."""
+    """A restored operator's directory."""
 
     def __init__(self, storage: ObjectStorage, plan: Plan, query_id: str) -> None:
         self.plan = plan
         self.query_id = query_id
         self._storage = storage
         record = find_operator(storage, plan.name)
-        #: The shard count that the name implies, if a different operator has it.
+        #: The number of shards of the stored operator with this name, if any
         self.shards_by_name = None if record is None else record.shards
         is_free = record is None and not storage.list(f"{plan.name}/")
         self.directory = plan.name if is_free else directory_of_query(plan.name, query_id)
@@ -246,20 +245,20 @@ class _Directory:
 
 
 def _advise_of_shards(states: Collection[_Directory]) -> None:
-    """Warn of the shards to set if a name implies a different count; raise an error if no setting fits all."""
+    """If a stored operator of the same name has a different number of shards, warn, or raise if no setting fits."""
     misled = [state for state in states if state.shards_by_name not in (None, state.plan.shards)]
     if not misled:
         return
     numbers = {state.plan.shards for state in states}
     if len(numbers) > 1:
         raise InvalidArgumentError(
-            "the state directory has operators of these names with other numbers of shards, and a session can set "
-            "only one: rename the operators, choose another state directory, or the same number of shards for all",
+            "the state directory has operators of these names with different numbers of shards, and a session can set "
+            "only one: rename the operators, or choose a different state directory or one number of shards for all",
             operators=", ".join(state.plan.name for state in misled),
         )
     _log.warning(
-        "the state directory has operators of these names with other numbers of shards (%s): set "
-        "spark.holdfast.shards=%d where the restored query is defined",
+        "the state directory has operators of these names with different numbers of shards (%s): set "
+        "spark.holdfast.shards=%d in the session of the restored query",
         ", ".join(state.plan.name for state in misled),
         min(numbers),
     )
@@ -295,7 +294,7 @@ def _pointers(state: _Directory, shards: Mapping[int, _Restored], state_dir: str
     numbers = [of.shard for of in times]
     for shard, (commit_id, earliest_timer_ms) in sorted(shards.items()):
         old = HashRange.of_shard(shard, state.plan.shards).shards(saved.shards)
-        # Every old shard has evicted rows up to this time; unknown if a table was left out.
+        # Every old shard has evicted rows up to this time, which is unknown if a run left out a table.
         before = times[bisect_left(numbers, old[0]) : bisect_right(numbers, old[-1])]
         batch_ms = min((of.batch_ms for of in before), default=0) if saved.is_continuous else 0
         yield PointerRow(
@@ -317,7 +316,7 @@ def _time_mode(saved: SavedOperator) -> TimeMode:
         return TIME_MODES[stated.lower()]
     if not saved.has_timeout:
         return "None"
-    if not saved.tables:  # unknown: Spark records only that a mode is set; this needs no watermark
+    if not saved.tables:  # the mode is unknown, and this one needs no watermark
         return "ProcessingTime"
     names = saved.tables[TIMERS].value.names if TIMERS in saved.tables else []
     return "ProcessingTime" if DUE["ProcessingTimeTimeout"] in names else "EventTime"

@@ -1,4 +1,4 @@
-"""Restore tasks: they make the first version of new shards from a savepoint's pieces.
+"""Tasks that make the first version of new shards from a savepoint's pieces.
 
 ::
 
@@ -8,9 +8,9 @@
 A shard is a hash range, so a new shard's rows are slices of the old pieces, in the same order. Only timers are sorted:
 they are stored by time, and a task splits them by shard once.
 
-A task restores some or all of the new shards that begin in one old shard, in order. It keeps what it reads for the next
-shard, so it reads each piece once. Several tasks share an old shard if at most a quarter of it, its timers and a piece
-of each table, is read twice.
+A task restores some or all of the new shards that begin in one old shard, in order. It keeps the last piece for the
+next shard, so it reads each piece once. Several tasks share an old shard if that repeats the reads of at most a quarter
+of it: its timers, and a piece of each table.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ FIRST_VERSION = 1
 
 @dataclass(frozen=True)
 class HashRange:
-    """The hash range of a shard's keys, both ends included."""
+    """A shard's range of hashes, ends included."""
 
     first: int
     last: int
@@ -67,19 +67,19 @@ class HashRange:
         return self.first <= other.last and other.first <= self.last
 
     def shards(self, shards: int) -> range:
-        """Return the shards, out of `shards`, that overlap the range."""
+        """Return which of `shards` shards overlap the range."""
         first, last = ((end >> 32) * shards >> 32 for end in (self.first, self.last))
         return range(first, last + 1)
 
 
 def rows_of_shards(operator: SavedOperator, shards: int) -> list[tuple[Any, ...]]:
-    """Return a `ShardRestorer`'s input for an operator's new shards, except those without rows."""
+    """Return a `ShardRestorer`'s input for an operator's new shards; omit stretches of shards without rows."""
     stretches = list(_stretches(operator, shards))
     first_shards = [first for first, _ in stretches]
     pieces: list[list[dict[str, Any]]] = [[] for _ in stretches]
     for piece in operator.pieces:
         of_piece = HashRange(piece.first_hash, piece.last_hash)
-        if is_by_time(operator.tables[piece.table]):  # ordered by time, so any new shard may have rows
+        if is_by_time(operator.tables[piece.table]):  # ordered by time: any overlapping shard may have rows
             of_piece = HashRange.of_shard(piece.shard, operator.shards)
         new = of_piece.shards(shards)
         for found in pieces[bisect_right(first_shards, new[0]) - 1 : bisect_right(first_shards, new[-1])]:
@@ -118,7 +118,7 @@ def _tasks(operator: SavedOperator, pieces: Sequence[Piece]) -> int:
 class ShardRestorer(ShardTask):
     """Restores a task's shards; see `ShardTask`."""
 
-    #: Given the first and last of consecutive shards, returns a commit or an error for each.
+    #: The input has the first and last of consecutive shards; the output has a commit or an error for each.
     GIVEN: ClassVar[str] = "operator string, shard int, last int, pieces string"
     RETURNED: ClassVar[str] = "operator string, shard int, commit string, earliest_timer_ms long, error string"
 
@@ -127,7 +127,6 @@ class ShardRestorer(ShardTask):
     operators: Mapping[str, RestoredOperator]  #: By saved name
 
     def work(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[Mapping[str, Any]]:
-        """Yield the commit of each shard; see `ShardTask`."""
         name, source = row["operator"], f"a piece of {row['operator']}"
         pieces = [Piece.read(piece, source) for piece in json.loads(row["pieces"])]
         folder, target = savepoint_folder(opened(self.source), self.name), opened(self.target)
@@ -169,20 +168,20 @@ class ShardRestorer(ShardTask):
 
 @dataclass(frozen=True)
 class RestoredOperator:
-    """The target of an operator's restored state."""
+    """An operator's saved tables, and where and how to restore them."""
 
     directory: str  #: Below the state directory
     shards: int
     tables: Mapping[str, TableSchema]  #: Every table as saved
-    versions: int  #: How far the new query's first version is below the savepoint's
-    wakes_to_evict: bool  #: Whether rows that expire wake a shard, as timers do
+    versions: int  #: By how many versions the savepoint is ahead of the new query's first version
+    wakes_to_evict: bool  #: Whether expiring rows wake a shard, as timers do
     migrations: Mapping[str, Migration] = field(default_factory=dict)  #: By table
 
 
 class PieceRows:
-    """The rows of new shards, each requested once in ascending order; pieces are read once, ahead, in that order.
+    """The rows of new shards, which are requested once each, in order; pieces are prefetched, each once.
 
-    `shards`: the new shard count; `wanted`: the shards that are requested. Raises `CorruptionError`.
+    `shards`: the new number of shards; `wanted`: those that are requested. Raises `CorruptionError`.
     """
 
     def __init__(
@@ -211,7 +210,7 @@ class PieceRows:
         self._read.close()
 
     def of_shard(self, shard: int) -> Iterator[tuple[str, Run]]:
-        """Yield each table that has rows in a shard, with these rows."""
+        """Yield the rows of a shard by table, except empty tables."""
         wanted = HashRange.of_shard(shard, self._shards)
         for table, schema in self.tables.items():
             if is_by_time(schema):
@@ -224,7 +223,7 @@ class PieceRows:
                 yield table, join_runs(found)
 
     def _in_order(self) -> Iterator[Piece]:
-        """Yield the pieces in the order of use: a table's timers together, a piece shared by shards once."""
+        """Yield the pieces in order of use: all timers of a table together, a piece shared by shards once."""
         last: dict[str, Piece] = {}
         for shard in self._wanted:
             for table, schema in self.tables.items():

@@ -1,4 +1,4 @@
-"""Conversion of the state of Spark's operators to the tables of holdfast's one-line operators.
+"""Converts the state of Spark's operators to tables of holdfast's one-line operators.
 
 ::
 
@@ -16,9 +16,9 @@
     session                              user, session_start        session_end, n, …
 
 Spark names buffers after functions, not columns, so two sums are both called ``sum``. The user therefore lists an
-aggregation's columns and functions in Spark's order. Spark sums short decimals as integers and drops their type, so the
-user gives the type with the function. The user also gives the windows' durations, which a query without open windows
-does not reveal.
+aggregation's columns and functions in Spark's order. Spark sums short decimals as integers and does not record their
+type, so the user gives the type with the function. The user also gives the durations of windows, which cannot be
+derived if none is open.
 
 Source: Spark 4.3's ``statefulOperators.scala``, ``StreamingAggregationStateManager``,
 ``StreamingSessionWindowStateManager`` and the ``aggBufferAttributes`` of its aggregates.
@@ -83,16 +83,16 @@ _BUFFERS = {
     "approx_count_distinct": (),  # "MS[0]", "MS[1]", …: ten registers of six bits each
 }
 _IS_EMPTY, _IGNORES_NULLS = "isEmpty", "(ignorenulls)"
-_SERIALISED = "buf"  #: A serialised Spark object
+_SERIALISED = "buf"  #: Holds a serialised object of Spark
 _FUNCTION = re.compile(r"(\w+)(?:\((.+)\))?")
 _EXACT = 1 << 53  #: A double represents every integer below this.
 _MOST_DIGITS = 38
-_NO_TYPES = pa.schema([])  # no output: nothing is shown
+_NO_TYPES = pa.schema([])  # of the output: there is none
 
 
 @dataclass(frozen=True)
 class Described:
-    """Facts about an aggregation that Spark's state does not record."""
+    """The facts about an aggregation that Spark's state does not record."""
 
     aggregates: Mapping[str, str] | None = None  #: Functions by column, in the order of Spark's ``agg``
     window: str | Sequence[str] | None = None  #: Length, slide and start, as given to ``window``
@@ -104,14 +104,14 @@ class MovedOperator:
 
     table: TableRows
     configuration: Mapping[str, str]
-    is_timed: bool  #: Whether a watermark makes rows late or removes them
+    is_timed: bool  #: Whether the watermark drops late rows or removes state
 
 
 def moved(host: str, rows: DataFrame, described: Described, *, has_watermark: bool) -> MovedOperator:
     """Return the operator that continues the state `rows` of a host in `HAVE_COUNTERPARTS`."""
     keys = struct_of(rows.schema["key"]).fields
     if not keys or (host == AGGREGATION and len(keys) == 1 and _is_window(keys[0].dataType)):
-        raise InvalidArgumentError("an aggregation without keys has no counterpart in holdfast: leave it as it is")
+        raise InvalidArgumentError("holdfast has no aggregation without keys: keep this query on Spark's operators")
     state = _StateFrame.of(rows)
     if host in (DEDUPLICATION, WITHIN_WATERMARK):
         if described.aggregates or described.window:
@@ -119,8 +119,8 @@ def moved(host: str, rows: DataFrame, described: Described, *, has_watermark: bo
         return _deduplication(state, within=host == WITHIN_WATERMARK, has_watermark=has_watermark)
     if not described.aggregates:
         raise InvalidArgumentError(
-            "name the columns and functions of the aggregation in the order of Spark's agg, which does not keep them: "
-            "aggregates={'n': 'count', 'worst': 'max'} (--aggregate n=count --aggregate worst=max)",
+            "name the columns and functions of the aggregation in the order of Spark's agg, which does not record "
+            "them: aggregates={'n': 'count', 'worst': 'max'} (--aggregate n=count --aggregate worst=max)",
             operator=host,
             buffers=[field.name for field in state.values],
         )
@@ -131,7 +131,7 @@ def moved(host: str, rows: DataFrame, described: Described, *, has_watermark: bo
 
 @dataclass(frozen=True)
 class _StateFrame:
-    """Spark's state with numbered fields, because buffer names may repeat and Spark then confuses them."""
+    """Spark's state with numbered fields: Spark confuses buffers with the same name."""
 
     keys: list[T.StructField]
     values: list[T.StructField]
@@ -157,7 +157,6 @@ class _StateFrame:
 
 
 def struct_of(field: T.StructField) -> T.StructType:
-    """Return the type of a struct field."""
     assert isinstance(field.dataType, T.StructType)
     return field.dataType
 
@@ -184,8 +183,8 @@ def _deduplication(state: _StateFrame, *, within: bool, has_watermark: bool) -> 
     elif timed:
         if not isinstance(state.keys[timed[0]].dataType, T.TimestampType):
             raise InvalidArgumentError(
-                "a key of dropDuplicates has event times that are not timestamps, so its state cannot be moved: leave "
-                "this query as it is",
+                "the event times in a key of dropDuplicates are not timestamps, so its state cannot be moved: keep "
+                "this query on Spark's operators",
                 column=state.keys[timed[0]].name,
                 type=state.keys[timed[0]].dataType.simpleString(),
             )
@@ -204,7 +203,7 @@ def _aggregation(state: _StateFrame, described: Described) -> MovedOperator:
     if described.window is None:
         if windows:
             raise InvalidArgumentError(
-                "the aggregation has windows: name the durations that its window() was given, window='1 hour' or "
+                "the aggregation has windows: repeat the durations passed to its window(), as window='1 hour' or "
                 "['1 hour', '5 minutes'] (--window '1 hour, 5 minutes')",
                 column=state.keys[windows[0]].name,
             )
@@ -212,7 +211,7 @@ def _aggregation(state: _StateFrame, described: Described) -> MovedOperator:
         frame = state.frame.select(*state.all_keys(), *columns)
         return _operator(function, frame, len(state.keys), None, is_timed=False)
     if not windows:
-        raise InvalidArgumentError("the aggregation has no windows: leave window out", keys=_names(state.keys))
+        raise InvalidArgumentError("the aggregation has no windows: omit window", keys=_names(state.keys))
     _require_one_window(state.keys, windows)
     (at,) = windows
     window, places = state.key(at), _places(state, described.window)
@@ -230,7 +229,7 @@ def _aggregation(state: _StateFrame, described: Described) -> MovedOperator:
 
 def _sessions(state: _StateFrame, described: Described) -> MovedOperator:
     if described.window is not None:
-        raise InvalidArgumentError("the aggregation is by session, which takes no window: leave window out")
+        raise InvalidArgumentError("the aggregation is by session, not by window: omit window")
     # Spark repeats the keys and the session before the buffers, and puts the start after the keys.
     keys, repeated = state.keys[:-1], len(state.keys)
     windows = [place for place in range(repeated) if _is_window(state.values[place].dataType)]
@@ -252,7 +251,7 @@ def _is_window(t: T.DataType) -> bool:
 def _require_one_window(fields: Sequence[T.StructField], windows: Sequence[int]) -> None:
     if len(windows) > 1:
         raise InvalidArgumentError(
-            "a key is a struct of start and end, so it cannot be told from the window: leave this query as it is",
+            "a key is a struct of start and end, just like the window: keep this query on Spark's operators",
             columns=[fields[place].name for place in windows],
         )
 
@@ -263,7 +262,7 @@ def _places(state: _StateFrame, window: str | Sequence[str]) -> WindowPlaces:
         with suppress(AnalysisException, IllegalArgumentException):
             return WindowPlaces.of(state.frame.sparkSession, *durations)
     raise InvalidArgumentError(
-        "window takes the durations that Spark's window() was given: the length and, if any, the slide and the start",
+        "window takes the durations passed to Spark's window(): the length and, if any, the slide and the start",
         given=window,
     )
 
@@ -273,7 +272,7 @@ def _require_windows(frame: DataFrame, window: Column, places: WindowPlaces) -> 
     start, end = (microseconds(column) for column in found.columns)
     if (end - start != places.length_us).any() or ((start - places.start_us) % places.slide_us).any():
         raise InvalidArgumentError(
-            "the stored windows are not of these durations: name those that Spark's window() was given",
+            "the stored windows do not have these durations: repeat those passed to Spark's window()",
             length_us=places.length_us,
             slide_us=places.slide_us,
             stored_start=found.column(0)[0].as_py(),
@@ -287,7 +286,7 @@ def _accumulators(state: _StateFrame, first: int, described: Described) -> tuple
     if _SERIALISED in _names(state.values[first:]):
         raise InvalidArgumentError(
             "the state cannot be moved: the aggregation has collect_list, collect_set, percentile_approx or another "
-            "function whose state is known to Spark alone. Leave this query as it is",
+            "function whose state only Spark can read. Keep this query on Spark's operators",
             given=dict(described.aggregates),
         )
     accumulators: list[Accumulator] = []
@@ -317,7 +316,7 @@ def _accumulators(state: _StateFrame, first: int, described: Described) -> tuple
         if names == _BUFFERS["mean"]:
             found[0] = F.when(found[1] != 0, found[0])
         if function == "approx_count_distinct":
-            bits = ((len(names) - 1) * 10).bit_length()  # bits of a register's number: a word holds ten registers
+            bits = ((len(names) - 1) * 10).bit_length()  # of a register's number: a word holds ten registers
             registers = Registers(name, "", bits)
             accumulators.append(registers)
             found = [_registers(registers, at)]
@@ -358,10 +357,10 @@ def _parsed(name: str, text: str) -> tuple[str, T.DecimalType | None]:
     try:
         taken = None if of is None else T.DataType.fromDDL(of)
     except PySparkException as exc:
-        raise InvalidArgumentError(f"{text!r} names no type", column=name) from exc
+        raise InvalidArgumentError(f"{text!r} names an unknown type", column=name) from exc
     if function not in _BUFFERS or not isinstance(taken, T.DecimalType | None):
         raise InvalidArgumentError(
-            f"the state of this aggregate cannot be moved; these can: {', '.join(_BUFFERS)}; of decimals with their "
+            f"the state of this aggregate cannot be moved; these can: {', '.join(_BUFFERS)}; for decimals, add the "
             "type, as in sum(decimal(5,2))",
             column=name,
             aggregate=text,
@@ -371,7 +370,7 @@ def _parsed(name: str, text: str) -> tuple[str, T.DecimalType | None]:
 
 def _others(state: _StateFrame, first: int, described: Described) -> InvalidArgumentError:
     return InvalidArgumentError(
-        "Spark's state is not of these aggregates: name all of agg's, in order, each only once",
+        "Spark's state does not match these aggregates: name all functions of agg, in order, each once",
         given=dict(described.aggregates or {}),
         buffers=[f"{field.name} {field.dataType.simpleString()}" for field in state.values[first:]],
     )
@@ -382,7 +381,7 @@ def _accumulator(name: str, function: str, t: T.DataType) -> Accumulator:
     fits = {"min": T.AtomicType, "max": T.AtomicType, "first": T.DataType, "last": T.DataType}.get(which, T.NumericType)
     if not isinstance(t, fits):
         raise InvalidArgumentError(
-            f"holdfast has no {function} of this type: leave this query as it is", column=name, type=t.simpleString()
+            f"holdfast has no {function} of this type: keep Spark's operator", column=name, type=t.simpleString()
         )
     arrow = arrow_schema(T.StructType([T.StructField("value", t)]), "an aggregate").field(0).type
     if function == "count":
@@ -407,7 +406,7 @@ def _require_exact(state: _StateFrame, lost: list[Column]) -> None:
     """Check that no decimal sum has overflowed or exceeds the digits that Spark keeps."""
     if lost and not state.frame.where(reduce(Column.__or__, lost)).isEmpty():
         raise InvalidArgumentError(
-            "a sum of decimals has overflowed in Spark's state, or has lost digits there: leave this query as it is"
+            "a sum of decimals has overflowed in Spark's state, or lost digits: keep this query on Spark's operators"
         )
 
 

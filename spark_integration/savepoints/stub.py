@@ -1,7 +1,7 @@
-"""Creation of state that only Spark can write, by running a stub of the query.
+"""Creates state that only Spark can write, by running a stub of the query.
 
 The stub is a query of one micro-batch. It has the same stateful operators, state stores and settings as the new query,
-but its operators only store the pointers in their input::
+but its operators only store the pointers that they get as input::
 
     one row per shard      ──▶ … ──▶ operator 1 ──▶ operator 0 ──▶ nowhere
                                      puts its rows,  puts its rows
@@ -51,7 +51,7 @@ _ON_TIME = datetime(2000, 1, 1, tzinfo=UTC)
 _ARROW = pa.schema(
     [(ROUTE, pa.int32()), (_OPERATOR, pa.int32()), (_ROW, pa.string()), (_AT, pa.timestamp("us", tz="UTC"))]
 )
-# Restores in one Spark Connect session share its settings.
+# On Spark Connect, stubs change the settings of the user's session.
 _ONE_AT_A_TIME = threading.Lock()
 
 
@@ -62,7 +62,7 @@ def state_by_stub(
     try:
         with session_of_stub(spark, conf) as own:
             run_stub(own, operators, new.stub_url)
-        new.require()  # the steps before may have taken long
+        new.require()  # running the stub may have taken long
         with open_storage(new.stub_url, new.options) as stub:
             return state_of_stub(stub, new.location, conf)
     finally:
@@ -89,7 +89,7 @@ def run_stub(spark: SparkSession, operators: Sequence[PointerOperator], location
 
 @contextmanager
 def session_of_stub(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[SparkSession]:
-    """Yield a session with the saved query's settings; on Connect the user's, which has the added packages."""
+    """Yield a session with the saved query's settings: a new one or, on Connect, the user's, which has its packages."""
     wanted = {
         **conf,
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
@@ -175,7 +175,7 @@ class _PutPointers(StatefulProcessor):
     def handleExpiredTimer(
         self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[pd.DataFrame]:
-        # An overdue timer fires in the stub, but should fire in the query.
+        # An overdue timer fires in the stub, but must fire in the query, too: store its pointer again.
         firing_ms = expiredTimerInfo.getExpiryTimeInMs()
         group = ValueOfGroup(self._pointer, self._handle, timerValues, firing_ms, firing_ms)
         row = group.remembered()

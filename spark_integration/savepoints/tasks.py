@@ -1,4 +1,4 @@
-"""Runners for work on a query's shards and state: Spark (`SparkTasks`) or the current process (`OwnProcess`)."""
+"""Runs work on a query's shards and state: by Spark (`SparkTasks`) or in the current process (`OwnProcess`)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TYPES = {"string": pa.string(), "int": pa.int32(), "long": pa.int64(), "binary"
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _UNAVAILABLE = f"{UnavailableError.__module__}.{UnavailableError.__qualname__}"
-#: Puts the pointers of a new query's operators, in Spark's order, into Spark's state.
+#: Writes the pointers of a new query's operators, in Spark's order, to Spark's state.
 StateMaker = Callable[[NewQuery, Sequence[PointerOperator]], FirstState]
 
 
@@ -59,7 +59,7 @@ class ShardTask(ABC):
                     yield pa.RecordBatch.from_pylist([outcome], schema=columns_of(self.RETURNED))
 
     def outcomes(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[Mapping[str, Any]]:
-        """Yield a row's outcomes, or its error if a retry would not help."""
+        """Yield a row's outcomes, then its error, if any. Raises only errors that a retry may cure."""
         try:
             yield from self.work(row, opened)
         except HoldfastError as exc:
@@ -82,7 +82,7 @@ def versions_of(spark: SparkSession) -> dict[str, str]:
 
 
 def run_tasks(spark: SparkSession, shards: Sequence[tuple[Any, ...]], task: ShardTask) -> list[Row]:
-    """Run the work for each shard in its own Spark task and return the results."""
+    """Run the work for each shard in its own Spark task; return the results."""
     from pyspark.errors import PySparkException
 
     if not shards:
@@ -127,21 +127,20 @@ def each_ahead(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> Gene
 
 
 def failed(facts: Mapping[str, Any], error: HoldfastError) -> dict[str, Any]:
-    """Return an error as a task's output row, with the operator and shard in `facts`."""
+    """Return an error as a task's output row, with the operator and shard in `facts`; raise it if a retry may help."""
     if error.retryable:
         raise error
     return {"operator": facts["operator"], "shard": facts["shard"], "error": f"{type(error).__name__}: {error}"}
 
 
 def settings_of(spark: SparkSession) -> tuple[Settings, dict[str, str]]:
-    """Return a session's settings and storage options."""
     configuration = dict(spark.conf.getAll)
     settings = Settings.parse(configuration, backend_names())
     return settings, settings.storage_values(configuration)
 
 
 def configured(spark: SparkSession) -> tuple[Settings, dict[str, str]]:
-    """Return the settings and options of a session that needs a state directory."""
+    """Return a session's settings and storage options. Raises `InvalidArgumentError` without a state directory."""
     settings, options = settings_of(spark)
     if settings.state_dir is None:
         raise InvalidArgumentError("no state directory is set: set spark.holdfast.state.dir to the query's")
@@ -156,7 +155,6 @@ class SparkTasks:
         self.settings, self.options = configured(spark)
 
     def versions(self) -> dict[str, str]:
-        """Return the software versions."""
         return versions_of(self.spark)
 
     def run(self, shards: Sequence[tuple[Any, ...]], task: ShardTask) -> Sequence[Any]:
@@ -173,8 +171,8 @@ class SparkTasks:
 class OwnProcess:
     """Runs work in the current process, without Spark.
 
-    `options`: values of ``spark.holdfast.storage.*``; `executor`: must not run the caller; `at_once`: how many shards
-    to process in parallel, each with up to three copies of its rows; `on_shard`: called with 1 after each shard.
+    `options`: values of ``spark.holdfast.storage.*``; `executor`: the caller is not one of its threads; `at_once`: how
+    many shards to process in parallel, each with up to three copies of its rows; `on_shard`: called with 1 per shard.
     """
 
     def __init__(
@@ -189,18 +187,17 @@ class OwnProcess:
         self.options, self._executor, self._at_once, self._on_shard = options, executor, at_once, on_shard
 
     def versions(self) -> dict[str, str]:
-        """Return the software versions, without Spark's."""
         return {"holdfast": distribution.VERSION}
 
     def run(self, shards: Sequence[tuple[Any, ...]], task: ShardTask) -> Sequence[Any]:
-        """Run a task for some shards, several in parallel; raises its errors, with the shard."""
+        """Run a task for some shards, several in parallel. Raises the first error, with its shard."""
         columns, lacking = columns_of(task.GIVEN).names, dict.fromkeys(columns_of(task.RETURNED).names)
         found: list[Mapping[str, Any]] = []
         with ExitStack() as stack:
             storages: dict[str, ObjectStorage] = {}
 
             def opened(url: str) -> ObjectStorage:
-                if url not in storages:  # concurrent threads may open it twice: both are closed
+                if url not in storages:  # two threads may both open it: both storages are closed
                     storages[url] = stack.enter_context(open_storage(url, self.options))
                 return storages[url]
 
@@ -216,11 +213,11 @@ class OwnProcess:
         return found
 
     def state_maker(self, conf: Mapping[str, str], hosts: Collection[str]) -> StateMaker:
-        """Return what `SparkTasks.state_maker` does. Raises `NeedsSparkError`."""
+        """Return the function that `SparkTasks.state_maker` describes. Raises `NeedsSparkError`."""
         state = NewState.of(conf, partitions_of(conf), hosts)
 
         def make(new: NewQuery, operators: Sequence[PointerOperator]) -> FirstState:
-            new.require()  # the steps before may have taken long
+            new.require()  # restoring the shards may have taken long
             puts = ahead(self._executor, lambda file: new.location.put(*file), state.files(operators), _PUTS_AT_ONCE)
             with closing(puts):
                 for _ in puts:

@@ -1,4 +1,4 @@
-"""Creation of a savepoint from DataFrames: a new query's initial state, or an edited copy of a savepoint.
+"""Creates a savepoint from DataFrames: a new query's initial state, or an edited copy of a savepoint.
 
 ::
 
@@ -96,18 +96,18 @@ if TYPE_CHECKING:
 HASH, SHARD = "hash", "shard"
 #: A task's result for a shard: its pieces, its first timer's due time, and the columns without nulls.
 WRITTEN = "operator string, shard int, pieces string, earliest_ms long, not_null string, error string"
-_BEFORE = 2  # hash and shard; in a run, hash and deletion mark
+_LEADING = 2  # columns before the keys: hash and shard; in a run, hash and deletion mark
 
 
 @dataclass(frozen=True)
 class RowEnds:
-    """The time at which a one-line operator's rows end: a delay after a column's time, or never if that is null."""
+    """When a one-line operator's rows end: a delay after a column's time, or never if that is null."""
 
     column: str  #: Its name in runs
     after_us: int = 0
 
     def due_ms(self, run: Run) -> pa.Array:
-        """Return each row's due time in the index; null for never."""
+        """Return each row's end for the index; null for never."""
         at = run.batch.column(self.column)
         end_us = at.cast(pa.timestamp("us", at.type.tz)).cast(pa.int64()).fill_null(0).to_numpy() + self.after_us
         return pc.if_else(at.is_valid(), pa.array(due_of(end_us)), pa.scalar(None, pa.int64()))
@@ -120,8 +120,8 @@ class TableRows:
     schema: TableSchema
     frame: DataFrame  #: Key columns, then value columns, in schema order; names are ignored
     grouping: int  #: The number of leading key columns by which the operator groups
-    index: TableSchema | None = None  #: Schema of the table with the same keys ordered by time
-    ends: RowEnds | None = None  #: The source of that time in a one-line operator
+    index: TableSchema | None = None  #: Schema of the table that orders the keys by time
+    ends: RowEnds | None = None  #: The source of that time, for a one-line operator
 
     def by_shard(self, shards: int) -> DataFrame:
         """Prepend hash and shard to the rows; each shard gets its own partition."""
@@ -135,7 +135,7 @@ class TableRows:
 def tables_of_frames(
     frames: Mapping[str, DataFrame], keys: Sequence[str | Column], time_mode: TimeMode, expiring: Collection[str] = ()
 ) -> list[TableRows]:
-    """Return a new operator's tables with the state columns of these frames."""
+    """Return a new operator's tables, derived from these frames."""
     found: list[TableRows] = []
     key_types: pa.Schema | None = None
     for name, frame in frames.items():
@@ -183,7 +183,7 @@ def _timers(frame: DataFrame, grouping: Grouping, key_types: pa.Schema, time_mod
     values, expected = _others(frame, grouping), tables[TIMERS].value.names
     if values != expected:
         raise InvalidArgumentError(
-            "a table of timers needs the keys and a column of due times", columns=values, expected=expected
+            "a table of timers has the keys and one column of due times", columns=values, expected=expected
         )
     return TableRows(tables[TIMERS], _selected(frame, grouping, values), len(key_types), tables[TIMERS_BY_DUE])
 
@@ -207,7 +207,7 @@ def edited_tables(frames: Mapping[str, DataFrame], tables: Mapping[str, TableSch
         given = [column for column in frame.columns if column != shard]
         if sorted(given) != sorted(shown):
             raise InvalidArgumentError(
-                "the columns are not those of the stored table", table=name, columns=given, expected=shown
+                "the columns differ from those of the stored table", table=name, columns=given, expected=shown
             )
         places = [f"c{place}" for place in range(len(frame.columns))]
         selected = frame.toDF(*places).select(*[places[frame.columns.index(column)] for column in shown])
@@ -233,14 +233,14 @@ def _require_same_keys(table: TableSchema, frame: DataFrame) -> None:
 
 
 def grouping_width(table: TableSchema, tables: Mapping[str, TableSchema]) -> int:
-    """Return the number of grouping columns; list elements' numbers and map entries' keys follow them."""
+    """Return the number of grouping columns, which precede list elements' numbers and map entries' keys."""
     known = grouping_columns(tables, table.name)
     if known:
         return len(known)
     width = next(place for place, name in enumerate(table.key.names) if is_of_entry(name))
     if not width:
         raise InvalidArgumentError(
-            "it is not clear which of the key columns the operator groups by: rename those that begin with 'entry.'",
+            "cannot tell by which of the key columns the operator groups: rename those that begin with 'entry.'",
             table=table.name,
             keys=table.key.names,
         )
@@ -283,7 +283,7 @@ class TableWriter:
     def _store(self, shard: int, rows: pa.Table) -> dict[str, Any]:
         folder = savepoint_folder(storage_at(self.target, self.settings), self.name)
         schema, *indexes = self.tables
-        run = run_of(schema, rows.column(0).to_numpy(), rows.select(range(_BEFORE, rows.num_columns)))
+        run = run_of(schema, rows.column(0).to_numpy(), rows.select(range(_LEADING, rows.num_columns)))
         by_time = [_index_of(run, index, self.ends) for index in indexes]
         stored = [
             piece.to_json()
@@ -292,7 +292,7 @@ class TableWriter:
         ]
         wakes = schema.name == TIMERS or self.ends is not None
         due_ms = [first_due_ms(one) for one in by_time if wakes and len(one)]
-        columns = list(zip(schema.columns.names, run.batch.columns, strict=True))[_BEFORE:]
+        columns = list(zip(schema.columns.names, run.batch.columns, strict=True))[_LEADING:]
         not_null = [name for name, column in columns if not column.null_count]
         return {
             "pieces": json.dumps(stored),
@@ -322,7 +322,7 @@ def _index_of(run: Run, index: TableSchema, ends: RowEnds | None) -> Run:
     times = _times_of(run) if ends is None else ends.due_ms(run)
     rows = np.flatnonzero(pc.is_valid(times).to_numpy(zero_copy_only=False))
     if len(rows) < len(run) and run.schema.name == TIMERS:
-        raise InvalidArgumentError("a timer has no time: leave its row out", table=TIMERS)
+        raise InvalidArgumentError("a timer has no due time: leave its row out", table=TIMERS)
     keys = run.keys.select(range(len(index.key)))
     due_ms = times.take(pa.array(rows)).to_numpy()
     if len(due_ms) and not -NUMBER_LIMIT < due_ms.min() <= due_ms.max() < NUMBER_LIMIT:
@@ -342,7 +342,7 @@ def _times_of(run: Run) -> pa.Array:
 
 @dataclass(frozen=True)
 class PieceCopier(ShardTask):
-    """Copies a savepoint's pieces under their keys; see `ShardTask`."""
+    """Copies pieces from one savepoint to another, under the same keys; see `ShardTask`."""
 
     GIVEN: ClassVar[str] = "operator string, shard int, piece string"
     RETURNED: ClassVar[str] = "operator string, shard int, error string"
@@ -495,7 +495,7 @@ def edit(
 def _begun(
     frames: Mapping[str, DataFrame], target: str | Path, name: str
 ) -> Iterator[tuple[TableSetWriter, ObjectStorage, SavepointWriter]]:
-    """Yield a table writer, the savepoint directory's storage, and the unfinished savepoint's writer."""
+    """Begin a savepoint; yield a writer of tables, the savepoint directory's storage, and the savepoint's writer."""
     if not frames:
         raise InvalidArgumentError("name at least one table to write")
     spark = next(iter(frames.values())).sparkSession
@@ -511,13 +511,13 @@ class TableSetWriter:
 
     spark: SparkSession
     settings: Settings  #: Of the session, without credentials
-    #: URL of the directory of savepoints, the savepoint's name, and who makes it
+    #: URL of the savepoint directory, the savepoint's name, and its maker's id
     target: str
     name: str
     maker: str
 
     def written(self, operator: SavedOperator, tables: Sequence[TableRows]) -> SavedOperator:
-        """Write the tables; return the operator with these tables replacing its tables of the same names."""
+        """Write the tables; return the operator with its tables of the same names replaced."""
         schemas, pieces = dict(operator.tables), list(operator.pieces)
         earliest_ms: dict[int, int | None] = {times.shard: times.earliest_timer_ms for times in operator.times}
         for rows in tables:
@@ -525,8 +525,8 @@ class TableSetWriter:
             own = {rows.schema.name: rows.schema, **index}
             into = self.settings, self.target, self.name, self.maker, operator.name
             writer = TableWriter(*into, [*own.values()], rows.ends)
-            # Without rows no column has a null.
-            not_null = frozenset(rows.schema.columns.names[_BEFORE:])
+            # If there are no rows, no column has a null.
+            not_null = frozenset(rows.schema.columns.names[_LEADING:])
             pieces = [piece for piece in pieces if piece.table not in own]
             for row in run_frame(rows.by_shard(operator.shards), writer, WRITTEN):
                 pieces += [Piece.read(piece, "a piece") for piece in json.loads(row["pieces"])]
@@ -534,14 +534,14 @@ class TableSetWriter:
                 known = [ms for ms in (earliest_ms.get(row["shard"]), row["earliest_ms"]) if ms is not None]
                 earliest_ms[row["shard"]] = min(known, default=None)
             schemas |= own | {rows.schema.name: replace(rows.schema, not_null=not_null)}
-        # The last calls' times imply earlier evictions, which are unknown for the rows written here.
+        # 0: a later time would mean that everything due before it was evicted, which is unknown for these rows.
         times = tuple(ShardTimes(shard, due_ms, 0) for shard, due_ms in sorted(earliest_ms.items()))
         declared = operator.declared or schemas
         return replace(operator, tables=schemas, declared=declared, times=times).with_pieces(pieces)
 
 
 def _no_query(sources: int | Sequence[str], partitions: int) -> SavedQuery:
-    """Return the saved query of a query that has not started: each source is at its beginning."""
+    """Return a saved query that has not started: each source is at its beginning."""
     named = isinstance(sources, Sequence)
     names = []
     if isinstance(sources, Sequence) and not isinstance(sources, str):
@@ -550,7 +550,7 @@ def _no_query(sources: int | Sequence[str], partitions: int) -> SavedQuery:
         names = [f"{number}" for number in range(sources)]
     if not names or len(set(names)) < len(names) or not all(map(SOURCE.fullmatch, names)):
         raise InvalidArgumentError(
-            "sources must be a number from 1 on, or a list of names of letters, digits and underscores", sources=sources
+            "sources must be a positive number, or names of letters, digits and underscores", sources=sources
         )
     conf = {PARTITIONS: f"{partitions}"} | ({NAMED_SOURCES_SETTING: "true"} if named else {})
     batch = {"batchWatermarkMs": 0, "batchTimestampMs": clock.now_ms(), "conf": conf}

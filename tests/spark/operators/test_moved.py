@@ -236,24 +236,24 @@ def test_what_does_not_fit_is_refused(lab: Lab) -> None:
     n = {"n": "count"}
     wrong: list[tuple[str, str | dict[int, str], dict[str, Any], str]] = [
         ("windows", "w", {}, "name the columns and functions.*buffers"),
-        ("windows", "w", {"aggregates": FEW}, "name the durations"),
-        ("windows", "w", {"aggregates": FEW, "window": "soon"}, "durations that Spark's"),
+        ("windows", "w", {"aggregates": FEW}, "repeat the durations"),
+        ("windows", "w", {"aggregates": FEW, "window": "soon"}, "durations passed to Spark"),
         *(
-            ("windows", "w", {"aggregates": FEW, "window": given}, "durations that Spark's")
+            ("windows", "w", {"aggregates": FEW, "window": given}, "durations passed to Spark")
             for given in (["1 hour"] * 4, [], 3, [5])
         ),
-        ("windows", "w", {"aggregates": FEW, "window": "1 hour"}, "not of these durations"),
-        ("windows", "w", {"aggregates": FEW, "window": ["1 hour", "20 minutes", "1 minute"]}, "not of these durations"),
-        ("windows", "w", {"aggregates": n, "window": ["1 hour", "20 minutes"]}, "not of these aggregates"),
-        ("windows", "w", {"aggregates": {7: n}}, "by their numbers"),
-        ("periods", "p", {"aggregates": n, "window": "1 hour"}, "cannot be told"),
-        ("visits", "v", {"aggregates": n}, "cannot be told"),
-        ("distinct", "d", {"aggregates": n}, "is an aggregation's"),
+        ("windows", "w", {"aggregates": FEW, "window": "1 hour"}, "have these durations"),
+        ("windows", "w", {"aggregates": FEW, "window": ["1 hour", "20 minutes", "1 minute"]}, "have these durations"),
+        ("windows", "w", {"aggregates": n, "window": ["1 hour", "20 minutes"]}, "does not match these aggregates"),
+        ("windows", "w", {"aggregates": {7: n}}, "by operator number"),
+        ("periods", "p", {"aggregates": n, "window": "1 hour"}, "just like the window"),
+        ("visits", "v", {"aggregates": n}, "just like the window"),
+        ("distinct", "d", {"aggregates": n}, "is for aggregations"),
         ("lists", "l", {"aggregates": {**n, "all": "collect_list"}}, "cannot be moved.*collect_list"),
         ("lists", "l", {"aggregates": n}, "cannot be moved.*collect_list"),
         ("alone", "a", {"aggregates": n}, "without keys"),
         ("hours", "h", {"aggregates": n, "window": "1 hour"}, "without keys"),
-        ("chain", {0: "s", 1: "d"}, {"aggregates": n}, "RocksDB state store only"),
+        ("chain", {0: "s", 1: "d"}, {"aggregates": n}, "only Spark's RocksDB"),
         ("join", "j", {}, "whose state cannot be moved"),
     ]
     for query, operators, given, text in wrong:

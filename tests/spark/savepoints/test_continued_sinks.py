@@ -159,7 +159,7 @@ def test_sinks_elsewhere_are_not_continued(lab: Lab) -> None:
     old = Query(lab, sink, name="shown-query").run()
     save(lab, "shown-query")
     lab.configure({"state.dir": str(lab.folder / "elsewhere")})
-    with pytest.raises(InvalidArgumentError, match="a different state directory"):
+    with pytest.raises(InvalidArgumentError, match="no log in this state directory"):
         restore(lab, "again", continue_sinks=True, of="shown-query")
     restore(lab, "again", continue_sinks=False, of="shown-query")
     lab.feed(FED[1])

@@ -162,7 +162,7 @@ def test_another_operator_does_not_begin_with_what_was_restored(lab: Lab) -> Non
 
 def test_nothing_that_is_there_is_written_over(half_way: Lab) -> None:
     """A location that a query has used, a savepoint of the name, and a file of somebody's."""
-    with pytest.raises(ConflictError, match="there is a savepoint of this name"):
+    with pytest.raises(ConflictError, match="a savepoint of this name exists"):
         savepoints.create(half_way.spark, half_way.folder / "query", half_way.folder / "savepoints", "one")
     before = sorted((half_way.folder / "query").rglob("*"))
     with pytest.raises(ConflictError, match="must be empty"):
@@ -184,7 +184,7 @@ def test_state_of_sparks_own_must_be_left_out_by_name(lab: Lab) -> None:
         savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one")
     made = savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one", without=["dedupe"])
     assert made.left_out == ("dedupe",)
-    with pytest.raises(InvalidArgumentError, match="cannot start fresh"):
+    with pytest.raises(InvalidArgumentError, match="cannot start without state"):
         restored(lab)
     assert not (lab.folder / "again").exists() or not list(Path(lab.folder / "again").iterdir())
 

@@ -95,7 +95,7 @@ def test_what_cannot_be_state_is_refused(lab: Lab) -> None:
     with pytest.raises(InvalidArgumentError, match=r"a key occurs twice.*carrier=.*AA"):
         written(lab, twice)
     timer = lab.spark.createDataFrame([("AA", None)], "carrier string, due_ms long")
-    with pytest.raises(InvalidArgumentError, match="a timer has no time"):
+    with pytest.raises(InvalidArgumentError, match="a timer has no due time"):
         written(lab, {"state": carriers(lab, {"AA": 1}), "timers": timer}, timeMode="EventTime")
     with pytest.raises(InvalidArgumentError, match="timers need a clock"):
         written(lab, {"state": carriers(lab, {"AA": 1}), "timers": timer})
@@ -106,9 +106,9 @@ def test_what_cannot_be_state_is_refused(lab: Lab) -> None:
     with pytest.raises(InvalidArgumentError, match="bigint column expires_ms"):
         written(lab, carriers(lab, {"AA": 1}), expiring=["state"])
     for wrong, problem in [
-        ({"sources": 0}, "list of names"),
-        ({"sources": True}, "list of names"),
-        ({"sources": ["../x"]}, "list of names"),
+        ({"sources": 0}, "or names of letters"),
+        ({"sources": True}, "or names of letters"),
+        ({"sources": ["../x"]}, "or names of letters"),
         ({"shards": 0}, "shards must be a whole number"),
         ({"shards": "3"}, "shards must be a whole number"),
         ({"comment": 7}, "comment must be a string"),
@@ -124,7 +124,7 @@ def test_what_cannot_be_state_is_refused(lab: Lab) -> None:
     with pytest.raises(NotFoundError):
         savepoints.read(lab.folder / "savepoints", "one")
     written(lab, carriers(lab, {"AA": 1}))
-    with pytest.raises(ConflictError, match="there is a savepoint of this name"):
+    with pytest.raises(ConflictError, match="a savepoint of this name exists"):
         written(lab, carriers(lab, {"AA": 1}))
 
 
@@ -194,8 +194,8 @@ def test_what_does_not_fit_the_base_is_refused(lab: Lab) -> None:
     target = lab.folder / "savepoints"
     stored = savepoints.load(lab.spark, target, "one")
     for frame, problem in [
-        (stored.drop("n"), "not those of the stored table"),
-        (stored.withColumn("m", F.lit(1)), "not those of the stored table"),
+        (stored.drop("n"), "differ from those of the stored table"),
+        (stored.withColumn("m", F.lit(1)), "differ from those of the stored table"),
         (stored.withColumn("carrier", F.lit(1)), r"different types than the stored ones.*carrier"),
     ]:
         with pytest.raises(InvalidArgumentError, match=problem):

@@ -468,7 +468,7 @@ def test_the_sinks_of_an_older_location_are_not_continued(lab: Lab) -> None:
         Query(lab, sink, name=older).run()
     lab.lose_local_state()
     savepoints.create(lab.spark, lab.folder / older, lab.folder / "savepoints", "older")
-    with pytest.raises(ConflictError, match="the savepoint holds a different plan for it"):
+    with pytest.raises(ConflictError, match="the savepoint holds a different plan for the micro-batch"):
         savepoints.restore(
             lab.spark, lab.folder / "savepoints", "older", lab.folder / "again", shards=4, continue_sinks=True
         )

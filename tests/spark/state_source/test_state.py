@@ -492,5 +492,5 @@ def test_errors_of_spark_say_what_went_wrong_in_a_worker(lab: Lab) -> None:
 
 
 def test_errors_say_what_holdfast_said(lab: Lab) -> None:
-    with pytest.raises(NotFoundError, match=r"^no savepoint of this name is here"), errors_of_spark():
+    with pytest.raises(NotFoundError, match=r"^no savepoint of this name exists"), errors_of_spark():
         lab.spark.read.format("holdfast").load(str(lab.folder / "nothing"))

@@ -238,7 +238,7 @@ def test_a_damaged_log_stops_the_savepoints_of_its_own_query_only(
     sink_logs.decide(storage, "other", "q-2", 5)
     damage(storage)
     assert sinks_of(storage, "q-2") == (SavedSink("other", 1, 5),)
-    assert "a damaged log does not name this query, so sink 'totals' is not its own" in caplog.text
+    assert "ignoring the damaged log of sink 'totals', which this query does not use" in caplog.text
     with pytest.raises(CorruptionError, match=r"write to a sink whose log is damaged.*sink=totals query=q-1"):
         sinks_of(storage, "q-1")
 

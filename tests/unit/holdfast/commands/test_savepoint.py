@@ -178,7 +178,7 @@ def test_what_is_not_there_needs_no_confirmation(target: ObjectStorage, tmp_path
     """A misspelt name is told at once, and so is a file that is no savepoint."""
     a_savepoint(target, "one")
     target.put("notes/savepoint", b"not ours")
-    with pytest.raises(NotFoundError, match="no savepoint of this name is here; did you mean 'one'"):
+    with pytest.raises(NotFoundError, match="no savepoint of this name exists; did you mean 'one'"):
         invoke("delete", tmp_path, "onee", *how, said="")
     with pytest.raises(InvalidArgumentError, match="this file is not a savepoint"):
         invoke("delete", tmp_path, "notes", *how, said="")

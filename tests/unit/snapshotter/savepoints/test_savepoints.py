@@ -240,7 +240,7 @@ def test_a_savepoint_is_deleted_where_nobody_may_look_for_uploads(
     monkeypatch.setattr(target, "abort_unfinished_uploads", denied)
     delete_savepoint(target, "one")
     assert not list(target.list(""))
-    assert "unfinished uploads of a savepoint may be left: access denied" in caplog.text
+    assert "unfinished uploads of a savepoint may remain: access denied" in caplog.text
 
 
 def test_what_a_check_of_the_directory_has_left_is_known(target: ObjectStorage, executor: ThreadPoolExecutor) -> None:
@@ -393,7 +393,7 @@ def test_a_manifest_of_which_nobody_knows_is_to_be_looked_for(timed: TimedStorag
     storage = FaultyStorage(timed, [fault])
     new = begin_savepoint(storage, "one")
     made = stored(timed, "mine")
-    with pytest.raises(UnavailableError, match=r"may or may not be finished.*verify.*injected fault"):
+    with pytest.raises(UnavailableError, match=r"may or may not be complete.*verify.*injected fault"):
         new.finish(made)
     storage.assert_all_hit()
     assert read_savepoint(timed, "one") == made

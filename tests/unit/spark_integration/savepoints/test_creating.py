@@ -286,10 +286,10 @@ def test_lost_state_is_named_and_stops_no_query(ground: Ground, how: str) -> Non
 def test_savepoints_do_not_lie_in_a_directory_of_the_querys(ground: Ground, place: str, called: str) -> None:
     """They would go with the query that they should outlive; it keeps running."""
     target = f"file://{ground.folder}/{place}/"
-    with pytest.raises(InvalidArgumentError, match=f"this is the query's {called}: choose another directory"):
+    with pytest.raises(InvalidArgumentError, match=f"this is the query's {called}: choose a separate directory"):
         creating.stop(ground.spark, ground.query, ground.folder / "query", target, "one")
     assert ground.query.is_running
-    with pytest.raises(InvalidArgumentError, match=f"this is the query's {called}: choose another directory"):
+    with pytest.raises(InvalidArgumentError, match=f"this is the query's {called}: choose a separate directory"):
         creating.create(ground.spark, ground.folder / "query", target, "one")
     assert not list(ground.folder.rglob("one"))
 
@@ -366,7 +366,7 @@ def test_what_is_wrong_names_the_key(tmp_path: Path) -> None:
         run_of(table, hashes[:1], pa.table({"c0": ["a"], "c1": [1], "c2": ["many"]}))
     timers = dict(KeyTimers.tables(KEYS, "EventTimeTimeout"))
     (row,) = written(tmp_path, timers, sent(timers["timers"], 0, [("a", 1, 5), ("b", 1, None)]))
-    assert "a timer has no time" in str(row["error"])
+    assert "a timer has no due time" in str(row["error"])
     assert row["pieces"] is None
 
 

@@ -249,7 +249,7 @@ def test_an_unknown_last_step_deletes_nothing(tmp_path: Path, caplog: pytest.Log
     else:
         finished(tmp_path)
         assert len({*left(tmp_path)} - WHOLE) == 2, "what the query began with, and where it is"
-    assert "if there is a file metadata, the query is whole and can be started; else run the same" in caplog.text
+    assert "if there is a file metadata, the query is complete and can be started; else run the same" in caplog.text
     assert f"the checkpoint location {tmp_path / 'location'}" in caplog.text
 
 
@@ -358,7 +358,7 @@ def test_what_differs_besides_the_state_is_said(tmp_path: Path) -> None:
     after = replace(before, name="after", query=query, operators=())
     assert facts_that_differ(before, after) == [
         "operator totals is only in before",
-        "they are of two queries: 5d1f, other",
+        "different queries: 5d1f, other",
         "watermark: 1000, 5 ms",
         'source 0: {"logOffset":3}, {"logOffset":9}',
     ]
@@ -428,7 +428,7 @@ def test_an_operator_with_more_shards_than_any_has_is_refused(quiet: Savepoint) 
     totals, alerts = quiet.operators
     many = replace(quiet, operators=(replace(totals, shards=70_000), replace(alerts, shards=70_000)))
     named = {"rename": {"unnamed-1": "alerts"}}
-    with pytest.raises(InvalidArgumentError, match=r"at most 65536 shards.*choose shards.*70000"):
+    with pytest.raises(InvalidArgumentError, match=r"at most 65536 shards.*set shards.*70000"):
         planned(many, **named)
     assert planned(many, **named, shards=4) == {"totals": False, "alerts": True}
     assert planned(many, **named, reset=frozenset({"totals"})) == {"totals": True, "alerts": True}
@@ -571,7 +571,7 @@ def test_before_the_next_part_of_a_new_query(tmp_path: Path, monkeypatch: pytest
         RESCALE: lambda: copies.rescale(spark, tmp_path / "query", location, shards=3),
         RESTORE: lambda: restoring.restore(spark, tmp_path / "savepoints", "one", location),
     }
-    with pytest.raises(ConflictError, match="another restore writes this checkpoint location"):
+    with pytest.raises(ConflictError, match="another command fills this checkpoint location"):
         work[what]()
     assert (len(begun), went_on) == (1, [])
     assert [path.name for path in location.iterdir() if path.is_file()] == ["holdfast-restoring-other"]

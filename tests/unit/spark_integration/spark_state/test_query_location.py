@@ -435,7 +435,7 @@ def test_locations_that_are_as_in_a_url(location: str) -> None:
 @pytest.mark.parametrize("name", ["a b", "a%20b", "100%", "a#b", "a?b", "a[b", "{b}", "a|b", "a\\b", "a\u00a0b"])
 def test_locations_that_spark_would_escape_are_refused(name: str) -> None:
     """It would look for another location, where another query may be."""
-    with pytest.raises(InvalidArgumentError, match="has such characters"):
+    with pytest.raises(InvalidArgumentError, match="cannot read state in a checkpointLocation with these"):
         require_readable(f"/data/{name}/query")
 
 
