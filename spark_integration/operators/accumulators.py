@@ -80,19 +80,10 @@ _INDEX = pa.int64()
 _ARROW = (pa.Array, pa.ChunkedArray)
 #: Metadata keys of a state column: the aggregate's output column, and its computation.
 _COLUMN, _COMPUTES = b"holdfast.column", b"holdfast.computes"
-# Left out of a description: fields that the state's schema records, functions, and options that only affect results.
-_TOLD_OTHERWISE = {
-    "name",
-    "column",
-    "type",
-    "by_type",
-    "sum_type",
-    "state",
-    "init",
-    "merge",
-    "finish",
-    "percentages",
-    "shown",
+# Fields left out of a description.
+_UNDESCRIBED = {
+    *("name", "column", "type", "by_type", "sum_type", "state"),  # the state's schema records these
+    *("init", "merge", "finish", "percentages", "shown"),  # functions, and options that only affect results
 }
 
 
@@ -155,7 +146,7 @@ class Sum(Accumulator):
         return [_from_zero(values.cast(self.type))]
 
     def reduce(self, groups: Groups, states: Sequence[pa.Array]) -> list[pa.Array]:
-        return [_fitting(groups.sum(states[0]), self.type, self.name)]
+        return [_fitting(groups.sum(states[0]), self.type)]
 
 
 @dataclass(frozen=True)
@@ -174,7 +165,7 @@ class Mean(Accumulator):
         return [_from_zero(values.cast(self.sum_type, safe=False)), values.is_valid().cast(pa.int64())]
 
     def reduce(self, groups: Groups, states: Sequence[pa.Array]) -> list[pa.Array]:
-        return [_fitting(groups.sum(states[0]), self.sum_type, self.name), groups.sum(states[1])]
+        return [_fitting(groups.sum(states[0]), self.sum_type), groups.sum(states[1])]
 
     def result(self, states: Sequence[pa.Array]) -> pa.Array:
         total, count = states[0], _or_null(states[1])
@@ -226,7 +217,7 @@ class Picked(Accumulator):
 
 @dataclass(frozen=True)
 class PickedBy(Accumulator):
-    """The value of the row with the smallest or largest non-null order value; takes structs of value and order."""
+    """The value of the row with the smallest or largest non-null order; takes structs of value and order."""
 
     type: pa.DataType
     by_type: pa.DataType
@@ -378,7 +369,7 @@ class Own(Accumulator):
 
 
 def lists(lengths: npt.NDArray[Any], values: pa.Array, t: pa.DataType) -> pa.Array:
-    """Return lists of the given lengths."""
+    """Split values into lists of the given lengths."""
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64())
     return pa.LargeListArray.from_arrays(offsets, values, type=t)
 
@@ -404,15 +395,12 @@ def _or_null(count: pa.Array) -> pa.Array:
     return pc.if_else(pc.equal(count, 0), pa.scalar(None, count.type), count)
 
 
-def _fitting(total: pa.Array, t: pa.DataType, name: str) -> pa.Array:
+def _fitting(total: pa.Array, t: pa.DataType) -> pa.Array:
     try:
         return total.cast(t)
     except pa.ArrowInvalid as exc:
-        raise InvalidArgumentError(
-            f"the sum of column {name!r} is larger than its type holds: sum it as double, or cast it to a decimal of "
-            "fewer digits first",
-            type=str(t),
-        ) from exc
+        problem = "a sum has more digits than its type holds: sum as double, or cast to a decimal with fewer digits"
+        raise InvalidArgumentError(problem, type=str(t)) from exc
 
 
 def state_types(accumulators: Sequence[Accumulator]) -> pa.Schema:
@@ -433,7 +421,7 @@ def computations(state: pa.Schema) -> dict[str, str]:
 
 
 def _described(accumulator: Accumulator) -> str:
-    own = {k: v for k, v in vars(accumulator).items() if k not in _TOLD_OTHERWISE}
+    own = {k: v for k, v in vars(accumulator).items() if k not in _UNDESCRIBED}
     options = ", ".join(f"{k}={v}" for k, v in sorted(own.items()))
     return f"{type(accumulator).__name__.lower()}({options})"
 
@@ -457,11 +445,15 @@ def _argument(rows: pa.Table, column: str | None) -> pa.Array:
 
 
 def reduced(accumulators: Sequence[Accumulator], states: pa.Table, order: RowOrder) -> pa.Table:
-    """Merge the states of each group, for all aggregates."""
+    """Merge the states of each group, for all aggregates; an error names the aggregate's output column."""
     groups = Groups(states, order)
     columns: list[pa.Array] = []
     for accumulator, own in _parts(accumulators, states):
-        columns += accumulator.reduce(groups, own)
+        try:
+            columns += accumulator.reduce(groups, own)
+        except InvalidArgumentError as exc:
+            exc.facts = {"column": accumulator.name, **exc.facts}
+            raise
     return pa.Table.from_arrays(columns, schema=state_types(accumulators))
 
 
