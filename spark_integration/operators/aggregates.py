@@ -171,7 +171,7 @@ def count_distinct(column: str | Column) -> Aggregate:
 
 
 def approx_count_distinct(column: str | Column, rsd: float = 0.05) -> Aggregate:
-    """Estimate the number of distinct non-null values, as bigint; never null.
+    """Estimate the number of distinct non-null values as bigint; never null.
 
     State takes two bytes per distinct value, by default at most 1 KiB per key.
 
@@ -293,7 +293,7 @@ def aggregate(
     Raises
     ------
     InvalidArgumentError
-        If state cannot hold a type, or an argument is not a function.
+        State cannot hold a type, or an argument is not a function.
 
     Examples
     --------

@@ -222,7 +222,7 @@ def _require_plain(field: StructField) -> None:
     metadata = field.metadata or {}
     if any(mark in metadata for mark in _WINDOW_MARKS) or Watermark.of(field) is not None:
         raise InvalidArgumentError(
-            "state grouped by event time would never be over: use groupBy(…).window('at', '1 hour').agg(…) or "
+            "state grouped by event time would never expire: use groupBy(…).window('at', '1 hour').agg(…) or "
             "groupBy(…).session('at', '5 minutes').agg(…)",
             key=field.name,
         )
@@ -240,7 +240,7 @@ def require_free(key: str, *taken: str) -> None:
 def _carried(
     df: DataFrame, keys: Sequence[Column], window: Column | None, aggregates: Sequence[Aggregate]
 ) -> tuple[DataFrame, list[str | None]]:
-    """Return the columns that the shards need, and each aggregate's input column among them."""
+    """Return the columns to send to the shards, and the name of each aggregate's input column."""
     arguments: dict[str, Column] = {}
     taken: list[str | None] = []
     of_name: dict[tuple[str, bool], str] = {}
@@ -315,7 +315,7 @@ class WindowedStream:
     pane: Column
     places: WindowPlaces
 
-    if not TYPE_CHECKING:  # a type checker reports the missing method itself
+    if not TYPE_CHECKING:  # type checkers report it themselves
 
         def __getattr__(self, name: str) -> NoReturn:
             """Raise an error that names the missing ``agg``."""
@@ -333,12 +333,12 @@ class WindowedStream:
         Parameters
         ----------
         *aggregates : Aggregate
-            Named as Spark names them, such as ``max(delay)``, or by `Aggregate.alias`.
+            Named as in Spark, such as ``max(delay)``, or by `Aggregate.alias`.
         outputMode : {"append", "update"}
-            Show a window once, after the watermark passes its end, or whenever it changes. Start the query in the same
+            Emit a window once, after the watermark passes its end, or whenever it changes. Start the query in the same
             mode.
         name : str
-            Name of the operator, which identifies its state for good. Unique within a query.
+            The operator's name, unique in the query; identifies its state permanently.
         **named : Aggregate
             Aggregates by output column.
 
@@ -350,9 +350,9 @@ class WindowedStream:
         Raises
         ------
         AnalysisException
-            As for Spark's own aggregation: if a column is missing or has the wrong type.
+            As in Spark: no such column, or a column of the wrong type.
         InvalidArgumentError
-            If there is no aggregate or, in append mode, no watermark, or if a name, mode or setting is invalid.
+            No aggregate or, in append mode, no watermark; or an invalid name, mode or setting.
         """
         mode = checked_mode(outputMode)
         found = aggregated(self.df, self.grouping, self.window, aggregates, named, self.pane)

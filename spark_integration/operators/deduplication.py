@@ -128,7 +128,7 @@ class DeduplicationByTime(Deduplication):
 
 
 def first_rows(key: IntArray, until: IntArray, stored: IntArray, ttl: int) -> tuple[IntArray, IntArray]:
-    """Return keys and rows, by key and time, that arrive after their key's expiry: `stored`, then `until`."""
+    """Return the keys and indices of new rows: those past the expiry of their key's last new row, at first `stored`."""
     rows = np.lexsort((until, key))
     key, at = key[rows], until[rows] - ttl
     times, rank = np.unique(np.concatenate([at, until[rows], stored]), return_inverse=True)
@@ -149,7 +149,7 @@ def first_rows(key: IntArray, until: IntArray, stored: IntArray, ttl: int) -> tu
 
 def deduplicated(df: DataFrame, subset: Sequence[str] | None, ttl: str | None, name: str) -> DataFrame:
     """Define ``dropDuplicates``. Raises Spark's errors; `InvalidArgumentError` for a bad setting, `ttl` or type."""
-    _ = df.dropDuplicates(subset).schema  # type: ignore[arg-type]  # refuses what cannot be a subset
+    _ = df.dropDuplicates(subset).schema  # type: ignore[arg-type]  # raises Spark's errors
     kind = Deduplication if ttl is None else DeduplicationByTime
     time = time_column_of(df) if df.isStreaming else None
     rows = _rows(df, subset, time, None if ttl is None else duration_us(df, ttl), kind)
@@ -181,7 +181,7 @@ def _rows(
 
 def deduplicated_within_watermark(df: DataFrame, subset: Sequence[str] | None, name: str) -> DataFrame:
     """Define ``dropDuplicatesWithinWatermark``; see `deduplicated`. Also raises without a watermark."""
-    _ = df.dropDuplicatesWithinWatermark(subset).schema  # type: ignore[arg-type]  # refuses what cannot be a subset
+    _ = df.dropDuplicatesWithinWatermark(subset).schema  # type: ignore[arg-type]  # raises Spark's errors
     time = time_column_of(df) if df.isStreaming else None
     if time is None:
         raise InvalidArgumentError(

@@ -101,8 +101,8 @@ def joined(left: DataFrame, right: DataFrame, on: str | Sequence[str], within: s
     key_types = types_of_keys(one.keys)
     sides = Sides(
         key_types,
-        one.side(JOINED_LEFT, key_types, notes_matches=kind in ("left", "full")),
-        other.side(JOINED_RIGHT, key_types, notes_matches=kind in ("right", "full")),
+        one.side(JOINED_LEFT, key_types, records_matches=kind in ("left", "full")),
+        other.side(JOINED_RIGHT, key_types, records_matches=kind in ("right", "full")),
         arrow_schema(output, "the output", keep_not_null=True),
     )
     rows = _rows(one, other, watermark, Join(sides, within_us))
@@ -116,7 +116,7 @@ def asof_joined(
     one, other = _inputs(left, right, on)
     if not one.time.name == other.time.name == by:
         raise InvalidArgumentError(
-            "by names the column that has the watermark on both sides: rename one side's column, as in "
+            "by must name the watermark column of both sides: rename one side's column, as in "
             f"holdfast.stream(df.withColumnRenamed({other.time.name!r}, {by!r}))",
             by=repr(by),
             left=one.time.name,
@@ -185,7 +185,7 @@ def _require_joinable(left: _Input, right: _Input, shown: list[StructField]) -> 
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise InvalidArgumentError(
-            "the output would have two columns of one name: drop or rename one, as in "
+            "the output would have two columns with the same name: drop or rename one, as in "
             "holdfast.stream(df.withColumnRenamed('at', 'paid_at'))",
             repeated=repeated,
         )
@@ -231,15 +231,15 @@ class JoinableStream:
         other : JoinableStream
             The right side. Both sides need a watermark, and only keys may share a name.
         on : str or list of str
-            The columns to be equal, which both sides have. As in SQL, null equals nothing.
+            The key columns, which both sides have. As in SQL, null equals nothing.
         within : str
-            The largest distance between the times of two rows, such as ``"10 minutes"``. Times are those in the columns
-            that have the watermarks.
+            The largest time difference between two rows, such as ``"10 minutes"``, in the columns that have the
+            watermarks.
         how : {"inner", "left", "right", "full"}
             Which unmatched rows appear, filled with nulls: none, those of one side, or all. They appear after the
             watermark passes their time by `within`. Spark's other names for these joins work too.
         name : str
-            Name of the operator, which identifies its state for good. Unique in a query.
+            The operator's name, unique in the query; identifies its state permanently.
 
         Returns
         -------
@@ -251,7 +251,7 @@ class JoinableStream:
         AnalysisException, PySparkTypeError
             No such key, or an invalid one.
         InvalidArgumentError
-            If a side is not a stream with a watermark, key types differ, both sides have a column with the same name,
+            A side is not a stream with a watermark, key types differ, both sides have a column with the same name,
             `within` is not a duration, or a setting is invalid.
 
         Examples
@@ -271,13 +271,13 @@ class JoinableStream:
         other : JoinableStream
             The right side. Both sides need a watermark, and only columns of `on` and `by` may share a name.
         on : str or list of str
-            The columns to be equal, which both sides have. As in SQL, null equals nothing.
+            The key columns, which both sides have. As in SQL, null equals nothing.
         by : str
             The time column, which has the watermark on both sides.
         tolerance : str
-            The greatest age of the right side's row, relative to the left row, such as ``"1 hour"``.
+            The greatest age of the right row at the time of the left row, such as ``"1 hour"``.
         name : str
-            Name of the operator, which identifies its state for good. Unique in a query.
+            The operator's name, unique in the query; identifies its state permanently.
 
         Returns
         -------

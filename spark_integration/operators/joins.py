@@ -65,22 +65,20 @@ IS_LEFT, AT = "__holdfast_is_left", "__holdfast_at"
 
 @dataclass(frozen=True)
 class JoinSide:
-    """One side of a join."""
-
     table: str
     key_types: pa.Schema
     time: pa.Field
     value_types: pa.Schema  #: The columns other than key and time
     is_numbered: bool = True  #: Whether to keep all rows with the same key and time; else only the last to arrive
     #: Whether the last state column records if a row has matched
-    notes_matches: bool = False
+    records_matches: bool = False
 
     @cached_property
     def state(self) -> TableSchema:
         """The state table of the side's waiting rows."""
         names = pa.schema([*self.key_types, self.time, *self.value_types])
         number = [pa.field(free_name("number", names), pa.int64())] if self.is_numbered else []
-        matched = [pa.field(free_name("matched", names), pa.bool_())] if self.notes_matches else []
+        matched = [pa.field(free_name("matched", names), pa.bool_())] if self.records_matches else []
         key, value = [*self.key_types, self.time, *number], [*self.value_types, *matched]
         return TableSchema.of(self.table, pa.schema(key), pa.schema(value))
 
@@ -176,7 +174,7 @@ class Sides:
         ends.add(Keys.concat(entries), np.concatenate(end_us))
 
     def _entries(self, waiting: Waiting, keys: Keys, transaction: Transaction) -> Keys:
-        """Store rows of one side; return their keys for the index of ends."""
+        """Store rows of one side; return their keys in the index of end times."""
         new, rows = waiting.new, waiting.rows
         grouping, n = keys.take(new.key[rows]), len(rows)
         of_time = [*grouping.columns.columns, new.at.take(pa.array(rows))]
@@ -192,7 +190,7 @@ class Sides:
         self, side: JoinSide, keys: Keys, values: list[pa.Array], has_matched: BoolArray, transaction: Transaction
     ) -> None:
         """Write rows of one side, given their full state keys and their columns."""
-        columns = [*values, pa.array(has_matched)] if side.notes_matches else values
+        columns = [*values, pa.array(has_matched)] if side.records_matches else values
         transaction.put(side.table, keys, from_columns(columns, side.state.value, len(keys)))
 
     def by_side(self, over: Keys) -> Iterator[tuple[JoinSide, Keys]]:
@@ -237,14 +235,14 @@ BEYOND_MS = 1
 class Join(OperatorFunction):
     """The `ShardFunction` of a join."""
 
-    sides: Sides  #: `notes_matches` is set for sides whose unmatched rows are output
+    sides: Sides  #: `records_matches` is set for sides whose unmatched rows are output
     within_us: int
 
     def tables(self) -> Mapping[str, TableSchema]:
         return self.sides.tables()
 
     def configuration(self) -> Mapping[str, str]:
-        left, right = self.sides.left.notes_matches, self.sides.right.notes_matches
+        left, right = self.sides.left.records_matches, self.sides.right.records_matches
         how = ("full" if right else "left") if left else ("right" if right else "inner")
         return {"operator": "join", "kind of join": how, "join's within": f"{self.within_us} microseconds"}
 
@@ -256,7 +254,7 @@ class Join(OperatorFunction):
             for some in ends.over(batch.counts):
                 for side, keys in self.sides.by_side(some):
                     delete(side.table, keys)
-                    if side.notes_matches:
+                    if side.records_matches:
                         yield self._alone(side, keys, transaction, batch.operator)
         return ends.earliest_ms()
 
@@ -295,7 +293,7 @@ class _Call:
             every, has_matched = np.arange(len(some)), np.zeros(len(some), np.bool_)
             waiting = SideRows(side, some.places, some.own_keys.column(0), some.values, every, has_matched)
             yield from self._matched(waiting, new, near)
-            if side.notes_matches:
+            if side.records_matches:
                 first = np.flatnonzero(has_matched & ~to_bools(some.values.columns[-1]))
                 keys = entries.keys_of(self._keys.take(waiting.key[first]), take(some.own_keys, first))
                 values = take(some.values, first).columns[:-1]
@@ -311,10 +309,10 @@ class _Call:
             yield self._sides.shown(self._keys.take(rows.key[row]), columns, self._batch.operator)
 
     def _waiting(self, new: SideRows) -> Generator[pa.RecordBatch, None, Waiting]:
-        """Return the rows to store; for an outer side, yield the unmatched rows that can no longer match."""
+        """Return the rows to store; for an outer side, yield unmatched rows that can no longer match."""
         end_us = new.at_us + self._join.within_us + BEYOND_MS * 1000
         waits = to_bools(new.at.is_valid()) & (due_of(end_us) >= (self._batch.times.watermark_ms or 0))
-        if new.side.notes_matches:
+        if new.side.records_matches:
             alone = np.flatnonzero(~waits & ~new.has_matched)
             keys = self._keys.take(new.key[alone])
             yield self._sides.shown(keys, {new.side.table: new.shown(alone)}, self._batch.operator)
@@ -381,10 +379,10 @@ class AsofJoin(OperatorFunction):
             rows = slice(start, start + at_once.count)
             some, start = left.slice(rows.start, rows.stop), rows.stop
             values = transaction.get(self.sides.left.table, some).values
-            beside = right.take(pa.array(place[rows], mask=place[rows] < 0))
+            matches = right.take(pa.array(place[rows], mask=place[rows] < 0))
             columns = {
                 self.sides.left.table: [self.sides.time_of(some), *values.columns],
-                self.sides.right.table: [pa.nulls(len(some), self.sides.right.time.type), *beside.columns],
+                self.sides.right.table: [pa.nulls(len(some), self.sides.right.time.type), *matches.columns],
             }
             shown = self.sides.shown(self.sides.grouping_of(some), columns, operator)
             at_once.learn(len(some), shown.nbytes)
@@ -419,8 +417,6 @@ _AT_ONCE = 65_536
 
 @dataclass(frozen=True)
 class KeyedTimes:
-    """The keys and times of rows."""
-
     key: IntArray  #: Index of each row's key in the call's keys
     at: IntArray  #: Time in microseconds
 
@@ -428,7 +424,6 @@ class KeyedTimes:
         return len(self.key)
 
     def take(self, rows: IntArray) -> KeyedTimes:
-        """Return the given rows, in the given order."""
         return KeyedTimes(self.key[rows], self.at[rows])
 
 

@@ -86,7 +86,7 @@ def hashed(seeds: HashArray, values: IntArray) -> HashArray:
 
 
 def seeds_of(hashes: HashArray, values: IntArray) -> HashArray:
-    """Return the seeds for which these values have these hashes: the inverse of `hashed`."""
+    """Invert `hashed`: return the seeds that give these hashes for these values."""
     found = (hashes ^ hashes >> np.uint64(32)) * np.uint64(_P3_INVERSE)
     found = (found ^ found >> np.uint64(29) ^ found >> np.uint64(58)) * np.uint64(_P2_INVERSE)
     found = ((found ^ found >> np.uint64(33)) - np.uint64(_P4)) * np.uint64(_P1_INVERSE)

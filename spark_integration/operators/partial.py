@@ -114,5 +114,4 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch
 
 
 def received_states(types: pa.Schema, rows: pa.Table) -> pa.Table:
-    """Return the state columns of received rows."""
     return pa.Table.from_arrays([rows.column(_STATE + name) for name in types.names], schema=types)

@@ -8,7 +8,7 @@ import numpy as np
 
 from holdfast.backends.arrow.rows import IntArray
 
-#: Upper limit of the numbers: leaves one of 63 bits for a mark.
+#: Upper limit of the numbers: leaves callers one of 63 bits for a flag.
 _MOST = 1 << 62
 
 
@@ -41,6 +41,5 @@ class Places:
         return place
 
     def times(self, key: IntArray, places: IntArray) -> IntArray:
-        """Return the times at the given places of the given keys."""
         rank = places - key * (self._ranks + 1)
         return rank + self._first if self._known is None else self._known[rank]

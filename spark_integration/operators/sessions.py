@@ -258,7 +258,7 @@ def by_session(found: Aggregated, name: str) -> DataFrame:
     """Define ``groupBy(…).session(…).agg(…)``. Raises `InvalidArgumentError`, for example without a watermark."""
     if found.df.isStreaming and not found.is_timed:
         raise InvalidArgumentError(
-            "sessions are shown once they are over, which takes a watermark on their time column: "
+            "sessions are output once they end, which needs a watermark on their time column: "
             f"df.withWatermark('at', '10 seconds'){BEHIND_ANOTHER}"
         )
     start = found.df.schema[WINDOW_START]
@@ -284,7 +284,7 @@ class SessionStream:
     grouping: Grouping
     session: Column
 
-    if not TYPE_CHECKING:  # type checkers see the attributes by themselves
+    if not TYPE_CHECKING:  # type checkers report it themselves
 
         def __getattr__(self, name: str) -> NoReturn:
             """Raise an error that suggests calling `agg`."""
@@ -298,7 +298,7 @@ class SessionStream:
         *aggregates : Aggregate
             Named as in Spark, such as ``max(delay)``, or by `Aggregate.alias`.
         name : str
-            The operator's name, unique in the query; permanently identifies its state.
+            The operator's name, unique in the query; identifies its state permanently.
         **named : Aggregate
             Aggregates by output column.
 
@@ -311,9 +311,9 @@ class SessionStream:
         Raises
         ------
         AnalysisException
-            As in Spark's own aggregation: a column is missing or has the wrong type.
+            As in Spark: no such column, or a column of the wrong type.
         InvalidArgumentError
-            No aggregate, no watermark, or an invalid name or setting; raised before anything runs.
+            No aggregate, no watermark, or an invalid name or setting. Raised before anything runs.
         """
         return by_session(aggregated(self.df, self.grouping, self.session, aggregates, named), name)
 
@@ -324,7 +324,5 @@ def by_sessions(df: DataFrame, grouping: Grouping, timeColumn: str | Column, gap
         end = F.lit("1970-01-01 00:00:00 UTC").cast("timestamp") + F.lit(gap).try_cast("interval")
         [[end_us]] = df.sparkSession.sql("SELECT * FROM VALUES (1) AS one(n)").select(F.unix_micros(end)).collect()
         if end_us is None or end_us <= 0:
-            raise InvalidArgumentError(
-                "gap must be a duration longer than nothing, such as '5 minutes'", given=repr(gap)
-            )
+            raise InvalidArgumentError("gap must be a positive duration, such as '5 minutes'", given=repr(gap))
     return SessionStream(df, grouping, F.session_window(timeColumn, gap))

@@ -34,7 +34,7 @@ from holdfast.spark_integration.operators.accumulators import Accumulator, eleme
 from holdfast.spark_integration.vectorised.arrays import ranks
 from holdfast.spark_integration.vectorised.groups import Groups
 
-#: Low bits of the integer, for the rank; the register's number is above them.
+#: Low bits of the integer, which hold the rank; the bits above hold the register's number.
 _RANK_BITS = 6
 #: Upper limit of a register number's bits for number and rank to fit into a signed 16-bit integer.
 _FEW_BITS = 9

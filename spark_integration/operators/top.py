@@ -70,9 +70,9 @@ from holdfast.spark_integration.ttl.ends import (
 )
 from holdfast.spark_integration.vectorised.arrays import best_rows, comparable, ranks, shown_keys, without_views
 
-#: The last key column, which starts at 1; shown with lists.
+#: The last key column, counted from 1; output with lists.
 PLACE = "place"
-#: The column with a row's change; shown with changes.
+#: The column with a row's change; output with changes.
 CHANGE_TYPE = "change_type"
 Emits = Literal["list", "changes"]
 
@@ -211,7 +211,6 @@ class _Listed:
         return cls(key, place, place, pa.concat_batches([null_rows(schema.value, 0), *(some.values for some in found)]))
 
     def whole_keys(self, entries: EntryRows, keys: Keys, rows: IntArray) -> Keys:
-        """Return the state keys of the given rows."""
         return entries.keys_of(keys.take(self.key[rows]), pa.table({PLACE: pa.array(self.place[rows], pa.int32())}))
 
     def until_us(self, keys: int, *, without_rows: int = NEVER) -> IntArray:
@@ -384,7 +383,7 @@ class _Ranked:
     def ranking(self, by: object, ascending: object) -> Ranking:
         given = [by] if isinstance(by, str) else by
         if not isinstance(given, Sequence) or not given or not all(isinstance(name, str) for name in given):
-            raise InvalidArgumentError("by is a column's name or a list of names", given=repr(by))
+            raise InvalidArgumentError("by must be a column name or a list of names", given=repr(by))
         directions = [ascending] * len(given) if isinstance(ascending, bool) else ascending
         if not isinstance(directions, Sequence) or [type(one) for one in directions] != [bool] * len(given):
             raise InvalidArgumentError(
@@ -398,7 +397,7 @@ class _Ranked:
         fold = name_folding(self.df)
         found = [f for f in self.others if f.name == name] or [f for f in self.others if fold(f.name) == fold(name)]
         if not found:
-            raise InvalidArgumentError("by is a key column, equal in all rows of a key: name another", column=name)
+            raise InvalidArgumentError("by names a key column, equal in all rows of a key: name another", column=name)
         t = found[0].dataType
         is_plain = isinstance(t, AtomicType) and not isinstance(t, NullType)
         if not is_plain or (isinstance(t, StringType) and t != StringType()):

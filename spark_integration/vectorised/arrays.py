@@ -1,4 +1,4 @@
-"""Converts the arrays that a user's function passes and receives, one value per key; orders values."""
+"""Converts the arrays that a user's function passes and receives; orders values."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _has_views(t: pa.DataType) -> bool:
 
 
 def rows_where(where: object, keys: int) -> IntArray:
-    """Return the indices of the keys for which `where` is true; null counts as false. Raises `InvalidArgumentError`."""
+    """Return the indices of keys for which `where` is true; null counts as false. Raises `InvalidArgumentError`."""
     given = array_of(where, "where", keys)
     if pa.types.is_null(given.type):
         given = given.cast(pa.bool_())

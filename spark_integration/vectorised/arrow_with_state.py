@@ -67,7 +67,7 @@ class ArrowWithState(StateFunction):
     """The `ShardFunction` of ``applyInArrowWithState``."""
 
     function: ArrowFunction
-    #: With the types that the function sees and returns
+    #: In the types that the function sees and returns
     key_types: pa.Schema
     output_types: pa.Schema
     states: Mapping[str, StateColumns]  #: By table
@@ -134,7 +134,7 @@ def _with_keys(returned: object, keys: pa.Table, output: pa.Schema) -> object:
     if isinstance(returned, Mapping):
         columns = {name: array_of(values, f"column {name!r}", None) for name, values in returned.items()}
         if len({len(column) for column in columns.values()}) > 1:
-            raise InvalidArgumentError("columns of different lengths", rows={n: len(c) for n, c in columns.items()})
+            raise InvalidArgumentError("columns have different lengths", rows={n: len(c) for n, c in columns.items()})
         returned = pa.table(columns)
     if not isinstance(returned, (pa.Table, pa.RecordBatch)):
         return returned
@@ -215,7 +215,7 @@ class _ArrowCall:
             expiry.evict(self._transaction)
 
     def earliest_ms(self) -> int | None:
-        """Return when Spark must call the shard even without rows; None for never."""
+        """Return the time at which Spark must call the shard even without rows; None for never."""
         found = [self._timers.earliest(NO_TIMER)]
         found += [expiry.earliest(self._transaction) for expiry in self._waking]
         return min((at for at in found if at is not None), default=None)
@@ -233,7 +233,7 @@ class StateTable:
         A row expires this many milliseconds after its last write. An expired row is invisible; the shard's next call
         removes it. None for never.
     ttl : str, optional
-        The same time as a duration, such as ``"7 days"``.
+        The same as a duration, such as ``"7 days"``.
     by : {"processing time", "event time"}
         The clock: Spark's processing time, or the watermark. With the watermark, a write counts as made at the latest
         event time of the key's rows in the micro-batch.

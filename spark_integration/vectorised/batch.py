@@ -36,7 +36,7 @@ class ShardBatch:
         The shard's number.
     batch_id : int or None
         Id of Spark's micro-batch; None in a batch query, and if Spark does not pass it to the task: in
-        ``foreachBatch`` over Spark Connect, and in ``foreachBatch`` jobs that a user's thread starts.
+        ``foreachBatch`` over Spark Connect, and in ``foreachBatch`` jobs that the user's own threads start.
     watermark_ms : int or None
         Event-time watermark in ms since 1970; None if the input has none.
     processing_ms : int

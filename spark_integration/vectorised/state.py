@@ -1,4 +1,4 @@
-"""The state and timers that a vectorised function reads and writes: of a shard's keys in one micro-batch."""
+"""The state and timers that a vectorised function reads and writes, for a shard's keys in one micro-batch."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class ShardState:
         SchemaMismatchError
             A state column is missing or unknown, or a value does not fit its type.
         InvalidArgumentError
-            The number of values differs from the number of keys, or the argument is no table.
+            The number of values differs from the number of keys, or the argument is not a table.
         """
         if table is None:
             table = self._table(columns)
@@ -118,7 +118,7 @@ def _filled(values: pa.Table, default: object) -> pa.Table:
     defaults = default if isinstance(default, Mapping) else dict.fromkeys(names, default)
     for name, value in defaults.items():
         if name not in names:
-            raise InvalidArgumentError(f"default is for an unknown state column: {name!r}{did_you_mean(name, names)}")
+            raise InvalidArgumentError(f"default names an unknown state column: {name!r}{did_you_mean(name, names)}")
         column = values.column(name)
         try:
             filled = pc.coalesce(column, pa.scalar(value, column.type))
@@ -170,7 +170,7 @@ class ShardTimers:
         Raises
         ------
         InvalidArgumentError
-            The times are no timestamps or integers, their number differs, or a time is before 1970 or too late.
+            The times are not timestamps or integers, their number differs, or a time is out of range.
         """
         chosen = array_of(times, "timers", len(self._keys))
         rows = np.arange(len(self._keys))

@@ -181,7 +181,7 @@ def test_an_as_of_join_finds_what_a_search_in_all_rows_finds(lab: Lab) -> None:
         ({"on": ["user", "at"]}, InvalidArgumentError, "cannot be a key"),
         ({"on": "s"}, AnalysisException, "s"),
         ({"name": "a/b"}, InvalidArgumentError, "cannot name"),
-        ({"on": "user"}, InvalidArgumentError, "two columns of one name.*item"),
+        ({"on": "user"}, InvalidArgumentError, "two columns with the same name.*item"),
     ],
 )
 def test_a_wrong_definition_says_so(lab: Lab, changed: dict[str, Any], error: type[Exception], text: str) -> None:
@@ -205,7 +205,7 @@ def test_sides_that_do_not_fit_are_refused(lab: Lab) -> None:
     for other, text in wrong:
         with pytest.raises(InvalidArgumentError, match=text):
             left.join(other, on=KEYS, within="15 minutes")
-    with pytest.raises(InvalidArgumentError, match="by names the column"):
+    with pytest.raises(InvalidArgumentError, match="by must name the watermark column"):
         left.asof_join(holdfast.stream(payments(lab)), on=KEYS, by="at", tolerance="1 hour")
 
 

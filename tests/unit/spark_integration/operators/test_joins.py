@@ -78,8 +78,8 @@ def joined_table(rows: list[tuple[bool, str | None, int | None, int]]) -> pa.Tab
 @contextmanager
 def join(how: str) -> Iterator[FunctionShard]:
     v, w = (pa.schema([(name, pa.int64())]) for name in "vw")
-    left = JoinSide(JOINED_LEFT, KEY, pa.field("at", TIME), v, notes_matches=how in ("left", "full"))
-    right = JoinSide(JOINED_RIGHT, KEY, pa.field("paid", TIME), w, notes_matches=how in ("right", "full"))
+    left = JoinSide(JOINED_LEFT, KEY, pa.field("at", TIME), v, records_matches=how in ("left", "full"))
+    right = JoinSide(JOINED_RIGHT, KEY, pa.field("paid", TIME), w, records_matches=how in ("right", "full"))
     with tempfile.TemporaryDirectory() as folder:
         yield FunctionShard(Path(folder), Join(Sides(KEY, left, right, OUTPUT), WITHIN * 1000), ["user"])
 
