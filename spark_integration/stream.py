@@ -1,4 +1,4 @@
-"""What a user writes: ``holdfast.stream(df).groupBy("user").applyInPandasWithState(…)``."""
+"""The public API: ``holdfast.stream(df).groupBy("user").applyInPandasWithState(…)``."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ from holdfast.spark_integration.vectorised.arrow_with_state import (
 
 
 def stream(df: DataFrame) -> StatefulStream:
-    """Begin a stateful step on a DataFrame.
+    """Start defining a stateful operator on a DataFrame.
 
     Parameters
     ----------
     df : pyspark.sql.DataFrame
-        Streaming, or batch: then every key's state is empty and nothing is kept.
+        Streaming or batch; in a batch query, state starts empty and is not kept.
 
     Returns
     -------
@@ -76,7 +76,7 @@ def stream(df: DataFrame) -> StatefulStream:
     InvalidArgumentError
         `df` is not a DataFrame, or its session was stopped.
     ConflictError
-        Another project's package of the same name is installed over this one.
+        A different project's package named ``holdfast`` is installed over this one.
 
     Examples
     --------
@@ -95,13 +95,13 @@ def stream(df: DataFrame) -> StatefulStream:
     return StatefulStream(df)
 
 
-#: Methods of Spark's grouped DataFrames that are functions of holdfast.
+#: Methods of Spark's `GroupedData` that holdfast has as functions for ``agg``.
 _SPARKS_AGGREGATES = ("count", "sum", "avg", "mean", "min", "max")
 
 
 @dataclass(frozen=True)
 class StatefulStream(JoinableStream):
-    """A DataFrame about to be grouped; see `stream`."""
+    """A DataFrame on which to define a stateful operator; see `stream`."""
 
     df: DataFrame
 
@@ -119,7 +119,7 @@ class StatefulStream(JoinableStream):
         AnalysisException, PySparkTypeError, PySparkIndexError, IndexError
             As in Spark: no such column, or an argument is not a column.
         InvalidArgumentError
-            No key, two different keys with the same name, or a type that cannot be grouped by.
+            There is no key, two different keys share a name, or a key's type cannot be grouped by.
         """
         return GroupedStream(self.df, resolve_keys(self.df, keys))
 
@@ -144,10 +144,10 @@ class StatefulStream(JoinableStream):
             Columns that identify a duplicate; by default all.
         ttl : str, optional
             How long to remember a key after its first row, such as ``"1 day"``: in event time if the input has a
-            watermark, else in processing time. By default forever, as in Spark, unless `subset` has the watermark's
-            column.
+            watermark, else in processing time. By default forever, as in Spark, unless `subset` contains the
+            watermark column.
         name : str
-            Name of the operator, which identifies its state for good. Unique in a query.
+            The operator's name, unique in the query; identifies its state permanently.
 
         Returns
         -------
@@ -159,7 +159,7 @@ class StatefulStream(JoinableStream):
         AnalysisException, PySparkTypeError
             As in Spark: no such column, or `subset` is not a list of names.
         InvalidArgumentError
-            A column's type cannot be grouped by, or a name or setting is invalid. Nothing has run.
+            A column's type cannot be grouped by, or a name or setting is invalid. Raised before anything runs.
 
         Examples
         --------
@@ -187,7 +187,7 @@ class StatefulStream(JoinableStream):
     if not TYPE_CHECKING:  # type checkers report it themselves
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Raise an AttributeError that says where the method is."""
+            """Raise an AttributeError that names the call to make instead."""
             if hasattr(GroupedStream, name):
                 raise AttributeError(f"group first: holdfast.stream(df).groupBy(…).{name}(…)", name=name)
             if name == "writeStream":
@@ -214,13 +214,13 @@ class GroupedStream:
     if not TYPE_CHECKING:  # type checkers report it themselves
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Raise an AttributeError that says where the method is."""
+            """Raise an AttributeError that names the call to make instead."""
             if name in _SPARKS_AGGREGATES:
                 of = "" if name == "count" else "'column'"
                 raise AttributeError(f"{name} goes into agg: groupBy(…).agg(n=holdfast.{name}({of}))", name=name)
             if hasattr(GroupedData, name) and not name.startswith("_"):
                 raise AttributeError(
-                    f"{name} is Spark's own, and so is its state: df.groupBy(…).{name}(…). holdfast has agg, window, "
+                    f"{name} is Spark's, with Spark's state: df.groupBy(…).{name}(…). holdfast has agg, window, "
                     "session, top, latest, applyInArrowWithState, applyInPandasWithState, transformWithState and "
                     "transformWithStateInPandas",
                     name=name,
@@ -239,9 +239,9 @@ class GroupedStream:
         outputMode : {"update"}
             Start the query in this mode: each micro-batch emits the keys that had rows.
         name : str
-            Name of the operator, which identifies its state for good. Unique in a query.
+            The operator's name, unique in the query; identifies its state permanently.
         **named : Aggregate
-            By output column.
+            Aggregates by output column.
 
         Returns
         -------
@@ -253,7 +253,7 @@ class GroupedStream:
         AnalysisException
             As in Spark: no such column, or a column of the wrong type.
         InvalidArgumentError
-            No aggregate, or an invalid name, mode or setting. Nothing has run.
+            No aggregate, or an invalid name, mode or setting. Raised before anything runs.
 
         Examples
         --------
@@ -277,7 +277,7 @@ class GroupedStream:
         timeColumn : str or Column
             Timestamps; a row with a null timestamp is in no window.
         windowDuration, slideDuration, startTime : str
-            As in Spark's ``F.window``: the length of a window, the time between two starts, and their offset from 1970.
+            As in Spark's ``F.window``: the windows' length, their distance, and their offset from 1970.
 
         Returns
         -------
@@ -331,7 +331,7 @@ class GroupedStream:
         outputMode: str = "update",
         name: str = "top",
     ) -> DataFrame:
-        """Keep each key's first `n` rows in the order of some columns, largest values first by default.
+        """Keep each key's first `n` rows, ordered by the given columns, largest values first by default.
 
         Parameters
         ----------
@@ -351,7 +351,7 @@ class GroupedStream:
         outputMode : {"append", "update"}
             Start the query in the same mode.
         name : str
-            Name of the operator, which identifies its state for good. Unique in a query.
+            The operator's name, unique in the query; identifies its state permanently.
 
         Returns
         -------
@@ -363,7 +363,7 @@ class GroupedStream:
         AnalysisException
             No such column.
         InvalidArgumentError
-            A column cannot be stored or sorted by, or an argument or setting is invalid. Nothing has run.
+            A column cannot be stored or sorted by, or an argument or setting is invalid. Raised before anything runs.
 
         Examples
         --------
@@ -405,14 +405,14 @@ class GroupedStream:
         timeMode: TimeMode = "None",
         stateChanges: StateChanges | None = None,
     ) -> DataFrame:
-        """Call a vectorised function once per shard and micro-batch, and keep its state in between.
+        """Call a vectorised function once per shard and micro-batch, and keep its state between calls.
 
         Parameters
         ----------
         func : callable
-            Takes a `ShardBatch`: the rows grouped by key, and their state. Returns a `pyarrow.Table` or a dict of the
-            output columns, without the key columns if it has one row per key; or None. After a failure it may run
-            again for the same micro-batch, with the same state.
+            Takes a `ShardBatch`: the rows grouped by key, and their state. Returns the output columns as a
+            `pyarrow.Table` or a dict, or None; output with one row per key may omit the key columns. After a failure
+            it may run again for the same micro-batch, with the same state.
         outputStructType : StructType or str
             Columns that `func` returns.
         stateStructType : StructType, str, StateTable, or mapping of str to one of these
@@ -420,8 +420,8 @@ class GroupedStream:
         outputMode : {"append", "update"}
             As in ``applyInPandasWithState``; start the query in the same mode.
         name : str, optional
-            Name of the operator, which identifies its state for good; by default the function's name. Unique
-            in a query.
+            The operator's name, unique in the query; identifies its state permanently. By default the function's
+            name.
         timeMode : {"None", "ProcessingTime", "EventTime"}
             The clock of ``batch.timers``, as in Spark's ``transformWithState``; "None" for no timers. "EventTime" also
             drops late rows: those not newer than the previous micro-batch's watermark.
@@ -432,12 +432,12 @@ class GroupedStream:
         Returns
         -------
         pyspark.sql.DataFrame
-            It has no watermark, whatever its columns: if windows or the like follow, use `transformWithState`.
+            The result has no watermark: if an operator with a watermark follows, use `transformWithState`.
 
         Raises
         ------
         InvalidArgumentError
-            A schema, the mode, the name or a setting is invalid. Nothing has run.
+            A schema, the mode, the name or a setting is invalid. Raised before anything runs.
 
         Notes
         -----
@@ -496,8 +496,8 @@ class GroupedStream:
             Start the query in the same mode.
         timeoutConf : {"NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"}
         name : str, optional
-            Name of the operator, which identifies its state for good; by default the function's name. Unique
-            in a query.
+            The operator's name, unique in the query; identifies its state permanently. By default the function's
+            name.
         stateChanges : mapping, optional
             Columns of stored state to drop and to rename: ``{"drop": ["m"], "rename": {"old": "new"}}``. It may stay
             in the code afterwards: docs/state-schema.md.
@@ -509,7 +509,7 @@ class GroupedStream:
         Raises
         ------
         InvalidArgumentError
-            The name, a type or a setting is invalid. Nothing has run.
+            The name, a type or a setting is invalid. Raised before anything runs.
         AssertionError, PySparkException
             As in Spark.
 
@@ -555,27 +555,27 @@ class GroupedStream:
         name: str | None = None,
         stateChanges: StateChanges | None = None,
     ) -> DataFrame:
-        """Call a processor once per key and micro-batch, with state, timers and TTL, as Spark's method of this name.
+        """Call a processor once per key and micro-batch, with state, timers and TTL, as Spark's method does.
 
         Parameters
         ----------
         statefulProcessor : pyspark.sql.streaming.StatefulProcessor
-            Takes and returns `Row` objects. ``init`` runs once here, to learn the state it declares, and then in each
-            call of a shard, on a fresh copy.
+            Takes and returns `Row` objects. ``init`` runs once here, to collect the declared state, and then in each
+            call for a shard, on a fresh copy.
         outputStructType : StructType or str
-            Columns of the rows it returns.
+            Columns of the rows that the processor returns.
         outputMode : {"append", "update", "complete"}
-            No effect, but a restart must pass the same; start the query in append or update mode.
+            Has no effect, but a restart must pass the same mode; start the query in append or update mode.
         timeMode : {"None", "ProcessingTime", "EventTime"}
-            The clock of its timers. TTL needs "ProcessingTime". "EventTime" also drops late rows.
+            The clock of the processor's timers. TTL needs "ProcessingTime". "EventTime" also drops late rows.
         initialState : GroupedData, optional
             A batch DataFrame of this session, grouped by columns of the same types. In a new query,
-            ``handleInitialState`` gets each of its rows before the first micro-batch; a restart does not read it.
+            ``handleInitialState`` receives each row before the first micro-batch; a restart ignores it.
         eventTimeColumnName : str, optional
-            A timestamp column of the output that gives stateful operators downstream a watermark.
+            A timestamp column of the output that carries the watermark to stateful operators downstream.
         name : str, optional
-            Name of the operator, which identifies its state for good; by default the name of the processor's class,
-            without leading underscores. Unique in a query.
+            The operator's name, unique in the query; identifies its state permanently. By default the name of the
+            processor's class, without leading underscores.
         stateChanges : mapping, optional
             By variable, columns of stored state to drop and to rename: ``{"total": {"drop": ["m"], "rename": {"old":
             "new"}}}``. It may stay in the code afterwards: docs/state-schema.md.
@@ -587,7 +587,7 @@ class GroupedStream:
         Raises
         ------
         InvalidArgumentError
-            An argument, a type or a setting is invalid, or the processor cannot be pickled. Nothing has run.
+            An argument, type or setting is invalid, or the processor cannot be pickled. Raised before anything runs.
         IllegalArgumentException, PySparkRuntimeError
             As in Spark, here or in the first micro-batch: for an unknown mode or an invalid declaration.
 
@@ -634,7 +634,7 @@ class GroupedStream:
         try:
             declared = declaration_of(processor, host.time_mode)
         except Exception as exc:
-            exc.add_note(f"raised in operator {operator!r}, when it was defined")  # as `holdfast.explain` reads it
+            exc.add_note(f"raised in operator {operator!r}, when it was defined")  # `holdfast.explain` parses this
             raise
         function = TransformWithState(
             processor=processor,
