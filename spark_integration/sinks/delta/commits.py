@@ -48,10 +48,10 @@ _SETTINGS = {
     "delta.enableInCommitTimestamps": "in-commit timestamps",
     "delta.enableIcebergCompatV1": "Iceberg compatibility",
     "delta.enableIcebergCompatV2": "Iceberg compatibility",
-    "delta.setTransactionRetentionDuration": "forgetting which micro-batches it has (setTransactionRetentionDuration)",
+    "delta.setTransactionRetentionDuration": "an expiry of transaction ids (setTransactionRetentionDuration)",
 }
 _UPSERT_SETTINGS = {
-    "delta.appendOnly": "rows that never change (appendOnly)",
+    "delta.appendOnly": "append-only rows (appendOnly)",
     "delta.enableChangeDataFeed": "a change data feed",
     "delta.enableDeletionVectors": "deletion vectors",
 }
@@ -97,7 +97,7 @@ def check_schema(table: DeltaTable, columns: Mapping[str, str], partition_by: It
     compare(columns, there, "add it to the table", table=table.table_uri)
     if found != list(partition_by):
         raise InvalidArgumentError(
-            "the Delta table is partitioned by other columns: pass the same ones as partition_by",
+            "the Delta table is partitioned by other columns: pass those as partition_by",
             table=table.table_uri,
             partitioned_by=", ".join(found) or "nothing",
             given=", ".join(partition_by) or "nothing",
@@ -249,8 +249,8 @@ class TableCommits(FileTarget):
                 self._require_place(table, files)
             except (InvalidArgumentError, SchemaMismatchError) as exc:
                 raise type(exc)(
-                    "others have changed the Delta table since a micro-batch was decided; its rows appear once the "
-                    f"table takes them: {exc.message}",
+                    "the Delta table was changed after a micro-batch was decided; its rows appear once the table "
+                    f"accepts them: {exc.message}",
                     **exc.facts,
                 ) from exc
             marks = [Transaction(self._application, batch_id), Transaction(f"{self._application}/attempts", attempts)]
@@ -265,7 +265,7 @@ class TableCommits(FileTarget):
             self._kept.sync(self._kept.current(), before)
             return
         raise UnavailableError(
-            "other writers won each attempt to commit to the Delta table: let fewer write at a time",
+            "other writers committed to the Delta table first at every attempt: reduce their number",
             table=self._url,
             tries=_TRIES,
             detail=faster and faster.facts["detail"],
@@ -298,7 +298,7 @@ class TableCommits(FileTarget):
         nulls = {name for file in files for name in file.details.get("nulls", ())}
         if refused := sorted(_columns_without_nulls(table) & nulls):
             raise InvalidArgumentError(
-                "rows have a null where the Delta table allows none", column=refused[0], table=self._url
+                "rows have a null in a NOT NULL column of the Delta table", column=refused[0], table=self._url
             )
 
     def _require_fitting(self, table: DeltaTable, columns: Mapping[str, str]) -> None:
@@ -361,9 +361,7 @@ class TableCommits(FileTarget):
                 raise InvalidArgumentError("the rows lack a key column", column=name)
             t = schema.field(name).type
             if pa.types.is_nested(t) or pa.types.is_floating(t):
-                raise InvalidArgumentError(
-                    "a key column must have plain values that compare exactly", column=name, type=t
-                )
+                raise InvalidArgumentError("a key column must not be nested or floating-point", column=name, type=t)
 
 
 def _add_action(file: DataFile) -> AddAction:

@@ -59,7 +59,7 @@ def is_long_decimal(t: pa.DataType) -> bool:
 
 
 def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any] | None:
-    """Return the minimum and maximum as JSON values; None if either cannot be given."""
+    """Return the minimum and maximum as JSON values; None if there is no correct bound."""
     t = column.type
     if pt.is_boolean(t) or pt.is_binary(t) or is_long_decimal(t):
         return None
@@ -107,8 +107,8 @@ def require_years(rows: pa.Table, keys: Sequence[str], partition_by: Sequence[st
             found.append({end: us and us // _DAY_US for end, us in ends.items()})
         if any(days["min"] is not None and (days["min"] < _FIRST or days["max"] > _LAST) for days in found):
             raise SchemaMismatchError(
-                "a date is outside the years 1 to 9999, as keys, partitions and all dates of an upsert may not be: "
-                "filter such rows, or replace the date with null",
+                "a date in a key, a partition or an upsert is outside the years 1 to 9999: filter out such rows, or "
+                "replace the date with null",
                 column=name,
             )
 
@@ -152,7 +152,7 @@ def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:
                 "a partition column must be a string, an integer, a date or a boolean", column=name, type=str(t)
             )
     if partition_by and len(partition_by) == len(schema):
-        raise InvalidArgumentError("a partitioned table needs a column besides those of its partitions")
+        raise InvalidArgumentError("a partitioned table needs at least one column that is not a partition column")
 
 
 def described(
@@ -189,7 +189,7 @@ def _require_folders(rows: pa.Table, partition_by: Sequence[str], url: StorageUr
         folder = f"{name}=".encode()
         if len(folder) + (value_bytes := _longest(rows[name], room - len(folder))) > room:
             raise SchemaMismatchError(
-                "a partition's value is too long for the name of its folder: shorten it in the query, or partition by "
+                "a partition value is too long for its folder name: shorten it in the query, or partition by "
                 "another column",
                 column=name,
                 escaped_bytes=value_bytes,

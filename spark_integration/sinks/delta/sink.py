@@ -6,7 +6,7 @@
 
     one transaction   add …                                     the files
                       txn holdfast/<sink>/<query id>            version = micro-batch
-                      txn holdfast/<sink>/<query id>/attempts   version = 63 bits of the digest of its attempts
+                      txn holdfast/<sink>/<query id>/attempts   version = 63 bits of its attempts' digest
 
 Of two transactions that set the same ``txn`` on the same table version, Delta rejects the second. The sink reads
 ``txn`` and commits on the version it has read, so a micro-batch enters the table once, whichever driver commits it.
@@ -55,7 +55,7 @@ class DeltaSink(FileSink):
             object.__setattr__(self, "keys", column_names("keys", self.keys))
         object.__setattr__(self, "partition_by", column_names("partition_by", self.partition_by))
         if self.keys == ():
-            raise InvalidArgumentError("keys must name at least one column; leave it out to append")
+            raise InvalidArgumentError("keys must name at least one column; omit keys to append")
 
     def open(self, query: SinkQuery, schema: pa.Schema) -> int | None:
         check_columns(schema)

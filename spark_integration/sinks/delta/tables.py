@@ -50,7 +50,7 @@ _S3_NAMES = {
 }
 # Connection and identity options that `deltalake` (1.6) lacks: each option's default, and the `deltalake` option that
 # must also be set for any other value.
-_S3_SAID_TWICE = {
+_S3_REPEATED = {
     "profile": ("", "AWS_ACCESS_KEY_ID"),
     "client_kwargs.verify": ("true", "ALLOW_INVALID_CERTIFICATES"),
     "requester_pays": ("false", "AWS_REQUEST_PAYER"),
@@ -63,9 +63,9 @@ _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]")
 _FRAGMENT = re.compile("#.*")
 _EXISTS = "already exists at that location"
 # The errors of a commit that lost to another writer.
-_FASTER = re.compile("Failed to commit transaction:|Tried committing existing table version")
+_LOST_RACE = re.compile("Failed to commit transaction:|Tried committing existing table version")
 # Errors that a retry cannot fix: an unsupported or catalog-managed table, refused rows or statements.
-_FOR_GOOD = re.compile(
+_PERMANENT = re.compile(
     "[Uu]nsupported|[Nn]ot supported|Invalid protocol action|catalog-managed|append-only|MERGE matched|"
     "Error during planning|Invalid data found|Schema error|name too long"
 )
@@ -74,13 +74,13 @@ _DETAIL_MAX = 400
 
 
 class KeptTable:
-    """An open table, with the state needed to detect that it was recreated or set back."""
+    """An open table, with the state needed to detect that it was recreated or rolled back."""
 
     def __init__(self, url: str) -> None:
         found = _ESCAPE.search(url) or ("://" in url and _FRAGMENT.search(url))
         if found:  # `deltalake` decodes it even in paths, reads it as a slash, or drops it
             raise InvalidArgumentError(
-                "deltalake misreads this URL, and would part the table from its log: choose another folder name",
+                "deltalake misreads this URL and would separate the table from its log: choose another name",
                 table=url,
                 part=found[0],
             )
@@ -128,7 +128,7 @@ class KeptTable:
         return table
 
     def require_same(self) -> None:
-        """Raise `StateLostError` if the newest known commit shows the table to be gone, replaced or set back."""
+        """Raise `StateLostError` if the newest known commit shows the table to be gone, replaced or rolled back."""
         if self._table_id is None:
             return
         there = self._digest_of(self._version)
@@ -139,17 +139,17 @@ class KeptTable:
                 found = DeltaTable(self.url, storage_options=self.storage_options)
         except NotFoundError as exc:
             raise StateLostError(
-                "the Delta table was dropped or moved while the query was running: restore it as it was, or give the "
-                "sink another name to start afresh",
+                "the Delta table was dropped or moved while the query was running: restore it, or give the sink "
+                "another name to start over",
                 table=self.url,
             ) from exc
         is_another = str(found.metadata().id) != self._table_id
         # If later commits exist, a missing commit was merely cleaned up.
         if is_another or found.version() < self._version or None not in (self._digest, there):
-            what = "dropped, and another one was made in its place" if is_another else "set back to an older version"
+            what = "dropped and recreated" if is_another else "rolled back to an older version"
             raise StateLostError(
-                f"the Delta table was {what} while the query was running, and lacks what was committed: restore the "
-                "original, or give the sink another name to start afresh",
+                f"the Delta table was {what} while the query was running, and lacks committed rows: restore the "
+                "original, or give the sink another name to start over",
                 table=self.url,
                 was=f"{self._table_id} at {self._version}",
                 there=f"{found.metadata().id} at {found.version()}",
@@ -196,16 +196,16 @@ class KeptTable:
             raise
         except (DeltaError, OSError, ValueError, TypeError) as exc:
             text = _COLOURS.sub("", str(exc))
-            is_silent = any(secret and secret in text for secret in self._secrets)
-            detail = "" if is_silent else " ".join(text.split())[:_DETAIL_MAX]
+            has_secret = any(secret and secret in text for secret in self._secrets)
+            detail = "" if has_secret else " ".join(text.split())[:_DETAIL_MAX]
             error = _error(exc, text)(_MESSAGES[_error(exc, text)], action=action, table=self.url, detail=detail)
-            raise error from (None if is_silent else exc)
+            raise error from (None if has_secret else exc)
 
 
 _MESSAGES: dict[type[HoldfastError], str] = {
     NotFoundError: "there is no Delta table",
     ConflictError: "another writer committed to the Delta table first",
-    InvalidArgumentError: "the Delta table, or its storage, refuses this: see the detail",
+    InvalidArgumentError: "the Delta table or its storage rejected this: see the detail",
     UnavailableError: "the Delta table is not available",
 }
 
@@ -213,10 +213,10 @@ _MESSAGES: dict[type[HoldfastError], str] = {
 def _error(exc: Exception, text: str) -> type[HoldfastError]:
     if isinstance(exc, TableNotFoundError):
         return NotFoundError
-    if (isinstance(exc, CommitFailedError) and _FASTER.search(text)) or _EXISTS in text:
+    if (isinstance(exc, CommitFailedError) and _LOST_RACE.search(text)) or _EXISTS in text:
         return ConflictError
     refused = isinstance(exc, DeltaProtocolError | SchemaMismatchError | ValueError | TypeError)
-    refused = refused or bool(_DENIED.search(text) or _FOR_GOOD.search(text))
+    refused = refused or bool(_DENIED.search(text) or _PERMANENT.search(text))
     return InvalidArgumentError if refused else UnavailableError
 
 
@@ -240,11 +240,10 @@ def storage_options(url: str, options: Mapping[str, str]) -> dict[str, str]:
         # Without an endpoint option, `deltalake` uses the environment's, as all clients do.
         if (theirs.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT_URL", "")).startswith("http://"):
             theirs.setdefault("AWS_ALLOW_HTTP", "true")
-        for name, (default, needed) in _S3_SAID_TWICE.items():
+        for name, (default, needed) in _S3_REPEATED.items():
             if options.get(name, default).lower() != default and needed not in theirs:
                 raise InvalidArgumentError(
-                    "deltalake, which writes Delta tables on S3, does not know this option: set "
-                    f"{DELTA_PREFIX}{needed} too",
+                    f"deltalake, which writes Delta tables on S3, lacks this option: set {DELTA_PREFIX}{needed} too",
                     option=name,
                 )
     return theirs

@@ -49,11 +49,11 @@ def check_columns(schema: pa.Schema) -> None:
 def _problem(t: pa.DataType) -> str | None:
     """Return why a type is unsupported, as the end of a sentence; None if it is supported."""
     if pt.is_decimal128(t):
-        return None if 0 <= t.scale <= t.precision else "has digits that Spark's decimals have not: cast it"
+        return None if 0 <= t.scale <= t.precision else "Spark's decimals cannot represent: cast it"
     if pt.is_duration(t):
-        return "Parquet does not know: cast it to bigint"
+        return "Parquet does not support: cast it to bigint"
     if pt.is_null(t):
-        return "says nothing: cast it to the type that its values would have"
+        return "holds only nulls: cast it to the intended type"
     if pt.is_list(t):
         return _problem(t.value_type)
     if pt.is_map(t):
@@ -61,10 +61,10 @@ def _problem(t: pa.DataType) -> str | None:
     if pt.is_struct(t):
         names = [t.field(i).name.lower() for i in range(t.num_fields)]
         if len(set(names)) < len(names):
-            return "has two fields of one name, as many readers see it: rename one"
+            return "has two fields whose names differ at most in case: rename one"
         problems: Iterable[str | None] = (_problem(t.field(i).type) for i in range(t.num_fields))
-        return next(filter(None, problems), None) if t.num_fields else "has no fields: leave it out"
-    return None if t in _PLAIN else "not every reader of Parquet knows: cast it to one that Spark has"
+        return next(filter(None, problems), None) if t.num_fields else "has no fields: drop it"
+    return None if t in _PLAIN else "not every Parquet reader supports: cast it to a Spark type"
 
 
 def _plain_type(t: pa.DataType) -> str:
@@ -87,13 +87,13 @@ def compare(given: Mapping[str, str], there: Mapping[str, str], for_new: str, **
     """Raise `SchemaMismatchError` unless the columns equal the target's; `for_new` says how to add a column."""
     if missing := sorted(there.keys() - given.keys()):
         raise SchemaMismatchError(
-            "the rows lack a column that the target has: select it, or null as <name> cast to its type",
+            "the rows lack a column of the target: select it, or null cast to its type",
             column=missing[0],
             **facts,
         )
     if new := sorted(given.keys() - there.keys()):
         raise SchemaMismatchError(
-            f"the target has no such column: {for_new}, or leave it out of the rows", column=new[0], **facts
+            f"the target has no such column: {for_new}, or drop it from the rows", column=new[0], **facts
         )
     for name, mine in given.items():
         if mine != there[name]:
@@ -116,7 +116,7 @@ def _decoded_columns(text: str | None) -> pa.Schema | None:
     try:
         return None if text is None else decode_schema(text)
     except (pa.ArrowException, OSError, ValueError, TypeError) as exc:
-        raise CorruptionError("it holds no schema") from exc
+        raise CorruptionError("its schema cannot be decoded") from exc
 
 
 def _encoded_columns(columns: pa.Schema | None) -> str | None:
@@ -198,7 +198,7 @@ def _refuse_others(storage: ObjectStorage, query: SinkQuery, found: Writers, *, 
         )
     mine = found.queries.get(query.sink, ())
     if query.query_id in mine[:-1]:
-        raise ConflictError("another query has replaced this one for good", **facts, other_query=mine[-1])
+        raise ConflictError("another query has permanently replaced this one", **facts, other_query=mine[-1])
     if mine and mine[-1] not in (query.query_id, query.replaces):
         raise another_query(query, mine[-1], storage=storage.url)
 

@@ -10,7 +10,7 @@ than undecided rows. One put makes a micro-batch visible. Manifests are merged b
     level 1   1 to 99, 100 to 204 one per 100 or more of level 0
     level 2   1 to 9999          one per 100 or more of level 1
 
-A reader uses the widest ranges and skips the manifests inside them, which are about to be deleted. Each level rewrites
+A reader uses the widest ranges and skips manifests inside them, which are about to be deleted. Each level rewrites
 an entry once.
 
 Invariants
@@ -90,7 +90,7 @@ def read_parquet(
         unknown = [name for name in wanted if name not in there.names]
         if unknown or not wanted or len(set(wanted)) < len(wanted):
             raise InvalidArgumentError(
-                "columns must be the sink's, each named once",
+                "columns must name columns of the sink, each once",
                 columns=", ".join(unknown or wanted),
                 there=", ".join(there.names),
             )
@@ -124,7 +124,7 @@ def _listed(storage: ObjectStorage) -> tuple[pa.Schema, pa.Table]:
     """Return the sink's columns and the committed files of all its queries."""
     writers = writers_at(storage)
     if writers.columns is None:
-        raise NotFoundError("no sink has been opened there", storage=storage.url)
+        raise NotFoundError("no sink has been opened at this URL", storage=storage.url)
     ((sink, queries),) = writers.queries.items()
     for _ in range(_TRIES):
         try:
@@ -147,7 +147,7 @@ def _rows_of(storage: ObjectStorage, entry: Mapping[str, object], columns: Seque
     except NotFoundError as exc:
         raise CorruptionError("a committed file is gone", key=key, storage=storage.url) from exc
     if table.num_rows != entry["rows"]:
-        raise CorruptionError("a committed file has another number of rows", key=key, storage=storage.url)
+        raise CorruptionError("a committed file has a different number of rows", key=key, storage=storage.url)
     return table
 
 
@@ -213,7 +213,7 @@ def found(infos: Iterable[ObjectInfo]) -> list[ManifestName]:
         if match and folder.endswith("/batches"):
             level, first, last = map(int, match.groups())
             if first > last or (level == 0 and first != last):
-                raise CorruptionError("a manifest has an impossible name", key=info.key)
+                raise CorruptionError("a manifest has an invalid name", key=info.key)
             manifests.append(ManifestName(level, first, last, info.size_bytes))
     return sorted(manifests, key=place)
 
@@ -277,7 +277,7 @@ class Manifests(FileTarget):
             try:  # a failed merge must not fail the micro-batch
                 self.merge(sorted(there, key=place))
             except (UnavailableError, NotFoundError) as exc:
-                _log.warning("the manifests of sink %r are not merged for now: %s", self._sink, exc)
+                _log.warning("the manifests of sink %r were not merged: %s", self._sink, exc)
 
     def read(self, manifest: ManifestName) -> pa.Table:
         """Read a manifest's entries. Raises `CorruptionError` if it is damaged, `NotFoundError` if it was merged."""
@@ -286,11 +286,11 @@ class Manifests(FileTarget):
         data = self._storage.get(key, limit_bytes=_BYTES_MAX)
         stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=4 * _BYTES_MAX)
         if _Header.read(stored.header, source) != self._header(manifest):
-            refuse(source, "covers other micro-batches than its name says")
+            refuse(source, "covers different micro-batches than its name says")
 
         def accept(columns: pa.Schema) -> None:
             if not columns.equals(FILES):
-                refuse(source, "has other columns than a manifest has")
+                refuse(source, "does not have the columns of a manifest")
 
         batches = read_accepted(stored.section("files", source), accept, source=source, table="files")
         files = pa.Table.from_batches(batches, FILES)
@@ -340,7 +340,7 @@ def _check(files: pa.Table, manifest: ManifestName, source: str) -> None:
     batch = files["batch"].to_numpy()
     number, rows, size = (files[name].to_numpy() for name in ("number", "rows", "size_bytes"))
     if not files.num_rows or batch.min() < manifest.first or batch.max() > manifest.last or np.any(np.diff(batch) < 0):
-        refuse(source, "has a micro-batch outside of its range, or out of order")
+        refuse(source, "lists a micro-batch outside its range, or out of order")
     if min(number.min(), rows.min(), size.min()) < 0 or number.max() >= _NUMBER_MAX:
         refuse(source, "has an invalid number")
     shapes = (("attempt", _ATTEMPT_PATTERN), ("digest", f"^{DIGEST.pattern}$"))
@@ -348,10 +348,10 @@ def _check(files: pa.Table, manifest: ManifestName, source: str) -> None:
         refuse(source, "has an invalid name")
     of_attempt = pc.cast(pc.utf8_slice_codeunits(files["attempt"], 0, 18), pa.int64()).to_numpy()
     if np.any(of_attempt != batch):
-        refuse(source, "has a file of another micro-batch")
+        refuse(source, "lists a file under another micro-batch")
     names = pc.binary_join_element_wise(files["attempt"], pc.cast(files["number"], pa.string()), "-")
     if pc.count_distinct(names).as_py() != files.num_rows:
-        refuse(source, "names a file twice")
+        refuse(source, "lists a file twice")
 
 
 DATA = "_data"

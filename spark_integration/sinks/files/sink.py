@@ -190,7 +190,7 @@ class PreparedAttempt(Stored):
     notes: _Number  #: The attempt's number of notes
     count: _Number  #: The attempt's number of files
     digest: Digest  #: XXH3-128 of the file entries in the notes
-    files: tuple[DataFile, ...] | None  #: None if only the notes list the files
+    files: tuple[DataFile, ...] | None  #: None if only the notes list them
 
     @classmethod
     def of(cls, attempt: str, notes: int, files: Sequence[DataFile]) -> PreparedAttempt:
@@ -209,7 +209,7 @@ def attempts_of(handles: Iterable[Handle], batch_id: int | None = None) -> list[
     found = [PreparedAttempt.read(handle, "a handle") for handle in handles]
     for each in found:
         if batch_id not in (None, int(each.attempt[:18])):
-            refuse("a handle", "is of another micro-batch", attempt=each.attempt, batch=batch_id)
+            refuse("a handle", "belongs to another micro-batch", attempt=each.attempt, batch=batch_id)
     return found
 
 
@@ -279,7 +279,6 @@ class Attempts:
         return files
 
     def rows(self, files: Sequence[DataFile]) -> pa.Table:
-        """Read the files' rows into one table."""
         asked = [(self.storage, self.key_of(file.name), file.size_bytes, file.digest) for file in files]
         return pa.concat_tables(io_executor().map(lambda each: read_file(*each), asked))
 
@@ -368,7 +367,7 @@ class FileTarget(ABC):
 
     @abstractmethod
     def has(self, batch_id: int, prepared: Sequence[PreparedAttempt], listed: Sequence[ObjectInfo]) -> bool:
-        """Return whether these attempts are visible. Raises `StateLostError` if others at the micro-batch are."""
+        """Return whether these attempts are visible. Raises `StateLostError` if the micro-batch shows others."""
 
     @abstractmethod
     def show(self, batch_id: int, prepared: Sequence[PreparedAttempt], files: Sequence[DataFile]) -> None:
@@ -400,7 +399,7 @@ class FileSink(TwoPhaseSink):
 
     @abstractmethod
     def target(self, query: SinkQuery, attempts: Attempts) -> FileTarget:
-        """Return a query's target."""
+        """Return the target that shows a query's files."""
 
     def split(self, rows: pa.Table) -> Iterable[tuple[pa.Table, Mapping[str, Any]]]:
         """Split buffered rows into one table per file, each with the sink's metadata for the file."""
@@ -413,9 +412,8 @@ class FileSink(TwoPhaseSink):
         attempts = self.attempts(query)
         files, gone = attempts.files(attempts_of(handles, batch_id), attempts.noted())
         if gone:
-            raise UnavailableError(
-                "files just written are gone", batch=batch_id, url=self.url, gone=", ".join(gone[:3])
-            )
+            problem = "files just written are gone; the micro-batch is written again"
+            raise UnavailableError(problem, batch=batch_id, url=self.url, gone=", ".join(gone[:3]))
         self.target(query, attempts).check(files)
 
     def commit(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
@@ -428,8 +426,8 @@ class FileSink(TwoPhaseSink):
             files, gone = attempts.files(prepared, _noted(info.key for info in listed))
             if gone:
                 raise StateLostError(
-                    "files of a decided micro-batch are gone, or were written below another URL: its rows cannot be "
-                    "shown here",
+                    "files of a decided micro-batch are missing: they were deleted, or written below another URL, and "
+                    "their rows cannot become visible; restore them, or set the URL back",
                     batch=batch_id,
                     url=self.url,
                     gone=", ".join(gone[:3]),

@@ -82,9 +82,9 @@ def test_a_folder_that_deltalake_takes_for_another_is_refused(tmp_path: Path, na
 @pytest.mark.parametrize(
     ("settings", "upsert", "word"),
     [
-        ({"delta.setTransactionRetentionDuration": "interval 1 days"}, False, "forgetting"),
+        ({"delta.setTransactionRetentionDuration": "interval 1 days"}, False, "expiry of transaction ids"),
         ({"delta.enableChangeDataFeed": "true"}, True, "change data feed"),
-        ({"delta.appendOnly": "true"}, True, "never change"),
+        ({"delta.appendOnly": "true"}, True, "append-only"),
     ],
 )
 def test_tables_that_ask_more_are_refused(url: str, settings: dict[str, str | None], upsert: bool, word: str) -> None:
@@ -180,7 +180,7 @@ def test_two_drivers_commit_one_micro_batch(url: str, monkeypatch: pytest.Monkey
     done = [commits.Transaction(f"holdfast/out/{writer.query.query_id}", 0)]
     properties = commits.CommitProperties(app_transactions=done)
     write_deltalake(url, pa.table([[0], ["a"]], schema=SCHEMA), mode="append", commit_properties=properties)
-    with pytest.raises(UnavailableError, match="other writers won"):
+    with pytest.raises(UnavailableError, match="other writers committed"):
         writer.sink.commit(writer.query, 0, [handle])
     assert DeltaTable(url).version() == version + 1
     assert writer.shown() == [(0, "a")]
@@ -397,7 +397,7 @@ def test_who_loses_to_other_writers_for_long_is_told_what_they_did(url: str, mon
         write_deltalake(url, pa.table([[0], ["other"]], schema=SCHEMA), mode="append")
 
     monkeypatch.setattr(commits.TableCommits, "_require_place", overtaken)
-    with pytest.raises(UnavailableError, match=r"other writers won.*concurrent transactions added new data"):
+    with pytest.raises(UnavailableError, match=r"other writers committed.*concurrent transactions added new data"):
         writer.sink.commit(writer.query, 0, [handle])
 
 
