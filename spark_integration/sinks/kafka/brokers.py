@@ -65,7 +65,7 @@ _ITERATIONS_MIN, _ITERATIONS_MAX = 1_000, 1_000_000
 ONGOING, _EMPTY, _COMMITTING, _COMMITTED = "Ongoing", "Empty", "PrepareCommit", "CompleteCommit"
 #: Prefix of the states in which markers are still being written.
 _ENDING = "Prepare"
-#: Marks fenced ids: attempts never use this timeout, as users can set no less than a second.
+#: Marks fenced ids: attempts never use this timeout, since users cannot set less than a second.
 _FENCED_TIMEOUT_MS = 999
 # With ids of 250 characters, a request has 250 KB.
 _IDS_PER_REQUEST = 1000
@@ -100,9 +100,9 @@ def authenticate(login: Login, send: Callable[[bytes], bytes], nonce: str) -> No
     facts = _attributes(challenge)
     salt, iterations = _from_base64(facts.get("s", "")), facts.get("i", "")
     if not facts.get("r", "").startswith(nonce) or len(facts["r"]) == len(nonce):
-        raise MalformedAnswerError("the server's nonce does not continue ours")
+        raise MalformedAnswerError("the server's nonce does not extend the client's")
     if not iterations.isdecimal() or not _ITERATIONS_MIN <= int(iterations[:9]) <= _ITERATIONS_MAX:
-        raise MalformedAnswerError("the server asks for too few or too many iterations")
+        raise MalformedAnswerError("the server demands too few or too many iterations")
     salted = hashlib.pbkdf2_hmac(digest, login.password.encode(), salt, int(iterations[:9]))
     last = f"c=biws,r={facts['r']}"
     signed = f"{first},{challenge.decode()},{last}".encode()
@@ -112,7 +112,7 @@ def authenticate(login: Login, send: Callable[[bytes], bytes], nonce: str) -> No
     final = _attributes(send(f"{last},p={base64.b64encode(proof).decode()}".encode()))
     expected = hmac.digest(hmac.digest(salted, b"Server Key", digest), signed, digest)
     if not hmac.compare_digest(_from_base64(final.get("v", "")), expected):
-        raise MalformedAnswerError("the server does not know the password")
+        raise MalformedAnswerError("the server's signature does not match the password")
 
 
 def _attributes(message: bytes) -> dict[str, str]:
@@ -162,7 +162,7 @@ class BrokerConnection:
         low, high = self._known.get(request.key, (0, -1)) if self._known else (0, request.version)
         if not low <= request.version <= high:
             raise InvalidArgumentError(
-                "the broker does not know a request that this sink needs; use Kafka 3.0 or newer",
+                "the broker lacks a request that this sink needs; use Kafka 3.0 or newer",
                 request=request.name,
                 version=request.version,
                 broker_knows=f"{low}..{high}",
@@ -175,15 +175,14 @@ class BrokerConnection:
         self._socket.sendall(struct.pack(">i", len(packet)) + packet)
         (size,) = struct.unpack(">i", self._read(4, end_ms))
         if not 4 <= size <= _ANSWER_MAX_BYTES:
-            raise MalformedAnswerError(f"an answer of {size} bytes")
+            raise MalformedAnswerError(f"an answer has {size} bytes")
         answer = Response(self._read(size, end_ms), flexible=request.flexible)
         if answer.read("i") != (self._number,):
-            raise MalformedAnswerError("an answer to another request")
+            raise MalformedAnswerError("an answer belongs to another request")
         answer.skip_tags()
         return request.read(answer)
 
     def close(self) -> None:
-        """Close the connection."""
         self._socket.close()
 
     def _read(self, size: int, end_ms: int) -> bytes:
@@ -213,12 +212,12 @@ class BrokerConnection:
             return answer
 
         code = self.ask(protocol.sasl_handshake(login.mechanism))
-        require(code, "the brokers do not offer this SASL mechanism; set sasl.mechanism to one that they have")
+        require(code, "the brokers do not offer this SASL mechanism; set sasl.mechanism to one that they offer")
         authenticate(login, send, nonce)
 
 
 def _connected(address: Address, limit_ms: int) -> socket.socket:
-    problem = f"no address of a broker: {address[0]!r}, port {address[1]}"
+    problem = f"not a broker's address: {address[0]!r}, port {address[1]}"
     if not address[0]:  # the resolver takes an empty name for this machine
         raise ConnectionError(problem)
     try:
@@ -290,7 +289,7 @@ class Cluster:
         requests = [(address, protocol.describe_transactions(its)) for address, its in by_address.items()]
         found = [one for address, request in requests for one in self._ask(address, request)]
         if {one.transactional_id for one in found} != {*ids}:  # a coordinator also answers for unknown ids
-            raise MalformedAnswerError("an answer on other transactions")
+            raise MalformedAnswerError("an answer describes other transactions")
         return found
 
     def _addresses(self, keys: Sequence[str], *, group: bool = False) -> dict[str, Address]:
@@ -302,7 +301,7 @@ class Cluster:
                 raise refused(code, f"use the {'consumer group' if group else 'transactional id'}", name=key)
             self._coordinators[key, group] = (node.host, node.port)
         if any((key, group) not in self._coordinators for key in keys):
-            raise MalformedAnswerError("an answer without the coordinator")
+            raise MalformedAnswerError("an answer lacks the coordinator")
         return {key: self._coordinators[key, group] for key in keys}
 
     def _patiently(self, name: str, ask: Callable[[], T], code_of: Callable[[T], int]) -> T:
@@ -319,13 +318,13 @@ class Cluster:
                     self._coordinators.clear()
             except ssl.SSLCertVerificationError as exc:
                 raise InvalidArgumentError(
-                    "the broker's certificate is not accepted; set ssl.ca.location to the authority that signed it",
+                    "the broker's certificate is not trusted; set ssl.ca.location to the authority that signed it",
                     reason=exc.verify_message,
                 ) from exc
             except MalformedAnswerError as exc:
                 self._forget()
                 raise UnavailableError(
-                    "the broker does not answer as Kafka does: do security.protocol and the port match the listener's?",
+                    "the broker's answer is not Kafka's: check that security.protocol and the port match the listener",
                     request=name,
                     reason=str(exc),
                     servers=self._shown(),
@@ -408,7 +407,7 @@ def with_rows(handles: Iterable[Handle], prefix: str = "") -> list[PreparedTrans
     found = [PreparedTransaction.read(handle, "a handle") for handle in handles]
     for one in found:
         if not one.transactional_id.startswith(prefix):
-            refuse("a handle", "names no transaction of this query's", transactional_id=one.transactional_id)
+            refuse("a handle", "names another query's transaction", transactional_id=one.transactional_id)
     return [one for one in found if one.producer_id >= 0]
 
 

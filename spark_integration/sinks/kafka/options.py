@@ -59,7 +59,7 @@ class ClientOptions:
         for name in options:
             if name.endswith("_cb") or name in _NO_TEXT:
                 raise InvalidArgumentError(
-                    "this option of librdkafka takes a Python object, and settings are text; remove it", option=name
+                    "this option of librdkafka takes a Python object, but settings are text; remove it", option=name
                 )
         values = {SERVERS: servers, **options} if servers else dict(options)
         if not values.get(SERVERS, "").strip(", "):
@@ -97,7 +97,6 @@ class ClientOptions:
         return Security(tls, self._login() if protocol.startswith("sasl") else None)
 
     def cluster(self, patience_ms: int) -> Cluster:
-        """Return a client for the cluster."""
         return Cluster(self.servers(), self.security(), patience_ms=patience_ms)
 
     def without_secrets(self, text: str) -> str:
@@ -139,7 +138,7 @@ class ClientOptions:
             if "ssl.cipher.suites" in self.values:
                 tls.set_ciphers(self.values["ssl.cipher.suites"])
         except (OSError, ValueError):
-            # Without its cause, which may quote a PEM's contents.
+            # Not chained to the cause, which may quote a PEM's contents.
             raise InvalidArgumentError(
                 "the certificates cannot be read; check ssl.ca.location, ssl.certificate.location, ssl.key.location "
                 "and ssl.key.password"

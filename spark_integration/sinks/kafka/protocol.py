@@ -61,7 +61,7 @@ RETRIABLE = frozenset(
         KafkaError.THROTTLING_QUOTA_EXCEEDED,
     }
 )
-#: The user lacks a permission.
+#: Errors for a missing permission.
 UNAUTHORISED = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -115,7 +115,6 @@ def _parsed(layout: str) -> tuple[Any, ...]:
 
 
 def encoded(layout: str, *values: object, flexible: bool = False) -> bytes:
-    """Encode values by a layout."""
     out = bytearray()
     _write_struct(out, _parsed(layout), values, flexible=flexible)
     return bytes(out)
@@ -190,7 +189,7 @@ class Response:
         count = self._length("i")
         # Each item takes at least one byte: never allocate more items than remaining bytes.
         if count > len(self._body) - self._at:
-            raise MalformedAnswerError("an array is longer than the answer")
+            raise MalformedAnswerError("an array exceeds the answer")
         return [self._field(item) for _ in range(max(count, 0))]
 
     def _text(self) -> str | None:
@@ -380,5 +379,5 @@ def fetch_offsets(group: str) -> Request[tuple[int, list[CommittedOffset]]]:
 def _node(number: int, host: str | None, port: int) -> Node:
     # On an error, the port is -1 and the host empty.
     if not -1 <= port < 1 << 16:
-        raise MalformedAnswerError("a broker has no such port")
+        raise MalformedAnswerError("a broker's port is invalid")
     return Node(number, host or "", port)

@@ -118,9 +118,9 @@ class Mark:
 
     def _gone(self, **facts: object) -> StateLostError:
         return StateLostError(
-            "the topic lacks the sink's mark: it is not the original topic, or was deleted, and perhaps recreated, so "
-            "results are gone; or somebody deleted the consumer group. Name the original topic, "
-            "or give the sink another name to start afresh",
+            "the topic lacks the sink's mark: it is not the original topic, or was deleted or recreated, so results "
+            "are gone; or someone deleted the consumer group. Name the original topic, or give the sink another name "
+            "to start over",
             sink=self._sink, topic=self._topic, group=self._group, **facts,
         )  # fmt: skip
 
@@ -141,7 +141,7 @@ class Mark:
         request = protocol.commit_offset(self._group, mark)
         code = self._cluster.ask_coordinator(self._group, request, lambda answer: answer, group=True)
         if code:
-            raise refused(code, f"keep an offset of the consumer group {self._group} at the topic {self._topic}")
+            raise refused(code, f"store an offset of the consumer group {self._group} at the topic {self._topic}")
 
     def _topic_id(self) -> str:
         """Return the topic's id; for a missing topic, a text that matches no mark."""
@@ -180,7 +180,7 @@ class KafkaSink(ReusingSink):
                 found = brokers.find_topic(cluster, self.topic)
                 if found is None:
                     raise InvalidArgumentError(
-                        "there is no such topic, or the user may not see it; create it", topic=self.topic
+                        "there is no such topic, or it is hidden from the user; create it", topic=self.topic
                     )
                 if not found.operations & _MAY_WRITE:
                     raise InvalidArgumentError("the user has no right to write to the topic", topic=self.topic)
@@ -209,8 +209,8 @@ class KafkaSink(ReusingSink):
         gone = [one for one in wanted if not one.is_open(known)]
         if gone:
             raise UnavailableError(
-                "transactions ended before they were decided: they took longer than transaction.timeout.ms allows, "
-                "or somebody aborted them; the micro-batch is written again",
+                "transactions ended before their decision: they exceeded transaction.timeout.ms, or someone aborted "
+                "them; the micro-batch is written again",
                 batch=batch_id, gone=len(gone), of=len(wanted), first=gone[0].transactional_id,
             )  # fmt: skip
 
@@ -281,7 +281,7 @@ class KafkaSink(ReusingSink):
         code = cluster.ask_coordinator(self._check_id, request, lambda answer: answer)
         if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
             raise InvalidArgumentError(
-                "the brokers do not allow transactions of this length; lower transaction.timeout.ms to their "
+                "the brokers do not allow so long a transaction timeout; lower transaction.timeout.ms to their "
                 "transaction.max.timeout.ms, or raise that",
                 timeout_ms=timeout_ms,
             )
@@ -290,8 +290,8 @@ class KafkaSink(ReusingSink):
 
     def _lost(self, batch_id: int, lost: int, partitions: int, visible: int) -> StateLostError:
         return StateLostError(
-            "Kafka has ended prepared transactions of a decided micro-batch: the query was away for longer than "
-            f"{TIMEOUT}, or somebody aborted them; see 'When a decided micro-batch is lost' in docs/kafka-sink.md",
+            "Kafka has ended prepared transactions of a decided micro-batch: the query was down for longer than "
+            f"{TIMEOUT}, or someone aborted them; see 'When a decided micro-batch is lost' in docs/kafka-sink.md",
             sink=self.name, batch=batch_id, lost=lost, of=partitions, visible=visible,
         )  # fmt: skip
 
@@ -372,12 +372,12 @@ def messages(rows: pa.RecordBatch, topic: str | None) -> Iterator[Message]:
         # Spark's text may be invalid UTF-8; Spark's own sink sends the bytes unchanged, too.
         given[name] = given[name].cast(pa.binary())
     if "partition" in given:
-        _refuse_below(given["partition"], 0, "a row has a negative partition; null lets the key choose")
+        _refuse_below(given["partition"], 0, "a row has a negative partition; use null to choose by key")
         given["partition"] = pc.fill_null(given["partition"], _BY_KEY)
     if "timestamp" in given:
         ms = given["timestamp"].cast(pa.timestamp("ms", given["timestamp"].type.tz), safe=False).cast(pa.int64())
-        # The client takes 0 for now, and the broker takes -1 for no timestamp.
-        _refuse_below(ms, 1, "Kafka takes no timestamp of 1970-01-01 or before; put it into value")
+        # To the client, 0 means now; to the broker, -1 means no timestamp.
+        _refuse_below(ms, 1, "Kafka accepts only timestamps after 1970-01-01; put others into value")
         given["timestamp"] = pc.fill_null(ms, _NOW)
     defaults = {"topic": topic, "value": None, "key": None, "partition": _BY_KEY, "timestamp": _NOW, "headers": None}
     columns: list[Any] = [
@@ -415,17 +415,17 @@ _WRONG = {
     KafkaError._UNKNOWN_TOPIC: "there is no such topic; create it",
     KafkaError.UNKNOWN_TOPIC_OR_PART: "there is no such topic or partition; create it",
     KafkaError._UNKNOWN_PARTITION: "the topic has no such partition; correct the column partition",
-    KafkaError.TOPIC_EXCEPTION: "this is not a topic name; correct it",
+    KafkaError.TOPIC_EXCEPTION: "the topic name is invalid; correct it",
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "the user has no right to write to the topic",
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "the user has no right to write transactional ids that begin "
     "with holdfast.<name of the sink>.",
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "the user has no right to write in transactions",
     KafkaError._AUTHENTICATION: "the brokers refused the credentials; check sasl.username and sasl.password",
     KafkaError.SASL_AUTHENTICATION_FAILED: "the brokers refused the credentials; check sasl.username and sasl.password",
-    KafkaError._SSL: "no TLS connection to the brokers; check security.protocol and the ssl options",
-    KafkaError.INVALID_TRANSACTION_TIMEOUT: "the brokers do not allow transactions of this length; lower "
+    KafkaError._SSL: "the TLS connection to the brokers failed; check security.protocol and the ssl options",
+    KafkaError.INVALID_TRANSACTION_TIMEOUT: "the brokers do not allow so long a transaction timeout; lower "
     "transaction.timeout.ms to their transaction.max.timeout.ms",
-    KafkaError._INVALID_ARG: "librdkafka does not take an option or a value",
+    KafkaError._INVALID_ARG: "librdkafka rejects an option or a value",
 }
 
 
@@ -438,11 +438,11 @@ class KafkaTransaction(SinkTransaction):
         self._options, self._id, self._topic = options, transactional_id, topic
         self._patience_ms = patience_ms
         self._failed: HoldfastError | None = None
-        self._noticed_last: KafkaError | None = None
+        self._last_error: KafkaError | None = None
         self._count = 0
         self._producer: client.Producer | None = None
         settings = options.for_producer(transactional_id, timeout_ms)
-        callbacks = {"on_delivery": self._delivered, "error_cb": self._noticed}
+        callbacks = {"on_delivery": self._on_delivery, "error_cb": self._on_error}
         producer = producer_of(options, settings | callbacks)
         self._begin(producer)
         self._producer = producer
@@ -479,7 +479,7 @@ class KafkaTransaction(SinkTransaction):
             producer.abort_transaction(self._patience_ms / 1000)
         except client.KafkaException as exc:
             # The next run's leftovers include it; otherwise, the broker aborts it at its timeout.
-            _log.info("not aborted: %s", self._options.without_secrets(exc.args[0].str()))
+            _log.info("transaction not aborted: %s", self._options.without_secrets(exc.args[0].str()))
 
     def _begin(self, producer: client.Producer) -> None:
         end_ms = clock.monotonic_ms() + self._patience_ms
@@ -491,8 +491,8 @@ class KafkaTransaction(SinkTransaction):
             except client.KafkaException as exc:
                 # Only a callback receives the cause of a failed connection, and the client keeps retrying.
                 self._serve(producer)
-                if self._noticed_last is not None and self._noticed_last.code() in _WRONG:
-                    raise self._error(self._noticed_last) from None
+                if self._last_error is not None and self._last_error.code() in _WRONG:
+                    raise self._error(self._last_error) from None
                 if not exc.args[0].retriable() or clock.monotonic_ms() > end_ms:
                     raise self._error(exc.args[0]) from None
 
@@ -537,13 +537,13 @@ class KafkaTransaction(SinkTransaction):
             known = cluster.describe([self._id]).get(self._id)
         if known is None or known.state != brokers.ONGOING:
             state = None if known is None else known.state
-            raise UnavailableError("the broker has not kept the transaction", state=state, transactional_id=self._id)
+            raise UnavailableError("the transaction is no longer open", state=state, transactional_id=self._id)
         return PreparedTransaction(self._id, known.producer_id, known.epoch).to_json()
 
-    def _noticed(self, error: KafkaError) -> None:
-        self._noticed_last = error
+    def _on_error(self, error: KafkaError) -> None:
+        self._last_error = error
 
-    def _delivered(self, error: KafkaError | None, message: client.Message) -> None:
+    def _on_delivery(self, error: KafkaError | None, message: client.Message) -> None:
         if error is not None and self._failed is None:
             self._failed = self._error(error, topic=message.topic(), partition=message.partition())
 
