@@ -9,7 +9,7 @@ SQLSTATE                meaning                                                 
 ======================  ==============================================================  =======================
 08, 53, 57P, 58, none   the server is unreachable, stopping, full or failing            UnavailableError
 40, 55000/006/P03       lost a race for a lock or a transaction                         UnavailableError
-57014, 25P03/P04        cancelled, or stopped by a timeout of the server                UnavailableError
+57014, 25P03/P04        cancelled, or stopped by a server timeout                       UnavailableError
 22, 23502, 42703/804    a value or a column does not fit                                SchemaMismatchError
 23                      a constraint of the table refuses a row                         InvalidArgumentError
 42P05, 26000            a pooler shares the session with other clients                  InvalidArgumentError
@@ -44,8 +44,8 @@ _LOCKED = "55P03"
 # A prepared statement exists already, or is missing: other clients use this session.
 _SHARED = {"42P05", "26000"}
 _NO_SESSION = (
-    "a pooler gives the server's sessions to others between two transactions, and the sink's settings with them: set "
-    "pool_mode = session for it in PgBouncer, or name the server itself"
+    "a pooler shares the server's sessions, and with them the sink's settings, between clients: set pool_mode = "
+    "session in PgBouncer, or connect to the server directly"
 )
 _LOST_A_RACE = {_LOCKED, "55000", "55006"}
 _DOES_NOT_FIT = {"23502", "42703", "42804"}
@@ -59,7 +59,7 @@ _REFUSED = (
 
 @contextmanager
 def translated(doing: str, **facts: object) -> Iterator[None]:
-    """Translate psycopg's errors to holdfast's; `doing` names the attempted action."""
+    """Translate psycopg's errors to holdfast's; `doing` names the action in progress."""
     try:
         yield
     except psycopg.Error as exc:
@@ -74,15 +74,15 @@ def _translated(exc: psycopg.Error, doing: str, facts: dict[str, object]) -> Hol
     facts |= {what: name for what, name in named.items() if name is not None}
     if state == "53200" and "prepared transactions" in said:
         return UnavailableError(
-            "the server holds as many prepared transactions as max_prepared_transactions allows; raise it above the "
-            "number of partitions of all queries, or end those that nobody needs (pg_prepared_xacts)",
+            "the server has reached max_prepared_transactions; raise it above the number of partitions of all "
+            "queries, or end prepared transactions that are no longer needed (pg_prepared_xacts)",
             **facts,
         )
     if state in _SHARED:
         return InvalidArgumentError(_NO_SESSION, **facts)
     if state == _LOCKED:
         return UnavailableError(
-            f"somebody else held a lock for longer than lock_timeout while {doing}: {said}; pg_locks shows who", **facts
+            f"another session held a lock for longer than lock_timeout while {doing}: {said}; see pg_locks", **facts
         )
     if state[:2] == "53" and exc.diag.message_hint:
         said = f"{said}: {exc.diag.message_hint}"
@@ -93,15 +93,15 @@ def _translated(exc: psycopg.Error, doing: str, facts: dict[str, object]) -> Hol
     if is_away:
         return UnavailableError(f"PostgreSQL did not answer while {doing}: {said}", **facts)
     if state[:2] == "22" or state in _DOES_NOT_FIT:
-        return SchemaMismatchError(f"PostgreSQL does not accept a value while {doing}: {said}", **facts)
+        return SchemaMismatchError(f"PostgreSQL rejected a value while {doing}: {said}", **facts)
     if state[:2] == "23":
         return InvalidArgumentError(
-            f"a constraint of the table refuses a row while {doing}: {said}; correct the query, or the constraint",
+            f"a table constraint rejected a row while {doing}: {said}; correct the query or the constraint",
             **facts,
         )
     if state == "42501":
-        return InvalidArgumentError(f"no right to do this while {doing}: {said}; grant it to the sink's user", **facts)
-    return InvalidArgumentError(f"PostgreSQL refuses while {doing}: {said}", **facts)
+        return InvalidArgumentError(f"missing permission while {doing}: {said}; grant it to the sink's user", **facts)
+    return InvalidArgumentError(f"PostgreSQL reported an error while {doing}: {said}", **facts)
 
 
 #: Options that hold credentials.
@@ -158,7 +158,7 @@ def parameters(sink: str, dsn: str, options: Mapping[str, str]) -> dict[str, str
     for name in options:
         if name not in known:
             raise InvalidArgumentError(
-                f"no such option of libpq{did_you_mean(name, known)}", option=f"spark.holdfast.sink.{sink}.{name}"
+                f"libpq has no such option{did_you_mean(name, known)}", option=f"spark.holdfast.sink.{sink}.{name}"
             )
     given = {name: value for name, value in options.items() if name != DSN}
     found = {**_PATIENCE, **parsed(dsn), **parsed(options.get(DSN, "")), **given}
@@ -219,7 +219,6 @@ class Session:
     kept_ms: int = 0  #: The time of the last `give_back`
 
     def run(self, statement: str | sql.Composed, values: Any = None) -> list[tuple[Any, ...]]:
-        """Run a statement and return its rows, if any."""
         query = sql.SQL(statement) if isinstance(statement, str) else statement
         if values is not None and isinstance(query, sql.Composed):
             query = sql.Composed([_plain(part) for part in query])
@@ -239,7 +238,7 @@ def _plain(part: sql.Composable) -> sql.Composable:
 
 
 _idle: dict[tuple[object, ...], list[Session]] = {}
-#: A session idle for this long belongs to a query that has ended, or has a different password now.
+#: A session idle for this long belongs to a query that has ended or now uses another password.
 _FORGOTTEN_MS = 3600_000
 _lock = threading.Lock()
 
@@ -270,7 +269,6 @@ def give_back(session: Session) -> None:
 
 
 def connect(to: Mapping[str, str], application: str) -> Session:
-    """Open a new session."""
     wanted: dict[str, Any] = {**to, "application_name": application, "client_encoding": "UTF8"}
     answer_timeout_s = int(wanted.pop(ANSWER, _PATIENCE[ANSWER]))
     with translated("connecting" + _without_host(to)):
@@ -288,7 +286,7 @@ def _without_host(to: Mapping[str, str]) -> str:
     if {"host", "hostaddr", "service"} & to.keys() or {"PGHOST", "PGHOSTADDR", "PGSERVICE"} & os.environ.keys():
         return ""
     return (
-        " without a host (the environment of this process has no PGHOST, and a driver's does not reach its workers: "
+        " without a host (this process has no PGHOST, and a driver's environment does not reach its workers: "
         "set spark.holdfast.sink.<name>.host)"
     )
 
@@ -300,7 +298,7 @@ def _connected(wanted: Mapping[str, Any], answer_timeout_s: int) -> Connection:
         return connection
     except psycopg.Error as exc:
         problem = type(exc)(str(exc))
-    # Neither psycopg's own error nor chained to it: that error references the connection and all its parameters.
+    # A new error, not chained to psycopg's, which references the connection and all its parameters.
     raise problem
 
 
@@ -328,14 +326,14 @@ def require_own_session(session: Session, lend: Callable[[], AbstractContextMana
 
 
 def _is_alive(session: Session) -> bool:
-    # On ending a session, a server sends data.
+    # A server that ends a session sends data.
     waiting = select.poll()
     waiting.register(session.connection.fileno(), select.POLLIN)
     return not waiting.poll(0)
 
 
 def close_idle(kept_until_ms: float = math.inf) -> None:
-    """Close the idle sessions of this process that were last returned by `kept_until_ms`."""
+    """Close the idle sessions that this process returned to the pool by `kept_until_ms`."""
     closed = []
     with _lock:
         for key, kept in list(_idle.items()):

@@ -56,7 +56,7 @@ class PreparedPart(Stored):
         part = cls.read(handle, "a handle")
         prefix = tables_of(query) if part.is_staged else transactions_of(query)
         if not part.name.startswith(prefix) or not _PART.fullmatch(part.name.removeprefix(prefix)):
-            refuse("a handle", "names no part of this query's", name=part.name)
+            refuse("a handle", "names another query's part", name=part.name)
         return part
 
     @property
@@ -180,20 +180,20 @@ class MarkTables:
         if not may_create[0][0] and (staging or not complete):
             what = "staging tables" if complete else f"the tables {SINKS} and {ATTEMPTS}"
             raise InvalidArgumentError(
-                f"no right to create {what}; GRANT CREATE ON SCHEMA to the sink's user, or give the sink its own "
+                f"no permission to create {what}; GRANT CREATE ON SCHEMA to the sink's user, or give the sink its own "
                 "schema: sinks.postgres(…, schema=…)",
                 schema=self.schema,
             )
         for name, usable in rights.items():
             if not usable:
                 raise InvalidArgumentError(
-                    "no right to keep marks; GRANT SELECT, INSERT, UPDATE, DELETE on it to the sink's user",
+                    "no permission to write marks; GRANT SELECT, INSERT, UPDATE, DELETE on it to the sink's user",
                     table=f"{self.schema}.{name}",
                 )
         if SINKS in rights and not self.session.run(_HAS_TARGET, [self.schema]):
             said = self._sql(_TAKE_TARGET)
             raise InvalidArgumentError(
-                "the sinks' marks do not name their table: another version of holdfast made them. To adopt them, run "
+                "the sinks' marks lack their target table: another version of holdfast made them. To adopt them, run "
                 "these statements, the second for each sink that still writes to its original table: "
                 f"{said.as_string()}",
                 table=f"{self.schema}.{SINKS}",
@@ -236,9 +236,9 @@ class MarkTables:
             sink=sql.Literal(self.query.sink),
         )
         return StateLostError(
-            "this is not the table that the query wrote to: the name has changed, or it was dropped, and perhaps "
-            "recreated, so committed rows may be gone. Name the original, or restore it; or give the sink "
-            f"another name to start afresh. If the present table has all its rows: {update.as_string()}",
+            "this is not the table that the query wrote to: the name has changed, or the table was dropped or "
+            "recreated, so committed rows may be gone. Name the original, or restore it; or give the sink another "
+            f"name to start over. If the present table has all rows, run: {update.as_string()}",
             sink=self.query.sink, table=name,
         )  # fmt: skip
 

@@ -88,13 +88,13 @@ class PostgresSink(TwoPhaseSink):
     def open(self, query: SinkQuery, schema: pa.Schema) -> int:
         # No retry if a concurrently starting driver ends this session: the two would keep ending each other's.
         with (
-            translated("older drivers are ended", sink=self.name),
+            translated("ending older drivers", sink=self.name),
             suppress(errors.AdminShutdown),
             self._lent(query) as session,
         ):
             connecting.require_own_session(session, lambda: self._lent(query))
             end_older_drivers(session, query)
-        return self._drive(query, "a sink is opened", lambda session: self._open(session, query, schema))
+        return self._drive(query, "opening the sink", lambda session: self._open(session, query, schema))
 
     def _open(self, session: Session, query: SinkQuery, schema: pa.Schema) -> int:
         if self.create:
@@ -108,13 +108,13 @@ class PostgresSink(TwoPhaseSink):
         if why is None:
             _log.info("sink %s: each partition is a prepared transaction", self.name)
         else:
-            _log.info("sink %s: staging tables, which the driver applies: %s", self.name, why)
+            _log.info("sink %s: the driver applies staging tables, since %s", self.name, why)
         return newest
 
     def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
         query = attempt.query
         to = connecting.parameters(self.name, self.dsn, query.options)
-        with translated("a transaction begins", sink=self.name):
+        with translated("beginning a transaction", sink=self.name):
             session = connecting.take(to, worker_application(query))
             try:
                 is_known = self.table in session.known
@@ -134,20 +134,20 @@ class PostgresSink(TwoPhaseSink):
                 session.known[self.table] = target.read(session, self.table)
             self._ending(session, query).confirm(handles, opened)
 
-        self._drive(query, "a micro-batch is confirmed", confirm, batch=batch_id)
+        self._drive(query, "confirming a micro-batch", confirm, batch=batch_id)
 
     def commit(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
         def commit(session: Session) -> None:
             self._ending(session, query).commit(batch_id, handles)
 
-        self._drive(query, "a micro-batch is committed", commit, batch=batch_id)
+        self._drive(query, "committing a micro-batch", commit, batch=batch_id)
 
     def abort(self, query: SinkQuery, handles: Sequence[Handle]) -> None:
         parts = [PreparedPart.of(query, handle) for handle in handles]
-        self._drive(query, "what was prepared is aborted", lambda session: _end(session, _there(session, parts)))
+        self._drive(query, "aborting prepared work", lambda session: _end(session, _existing(session, parts)))
 
     def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
-        return self._drive(query, "leftovers are looked for", lambda session: _leftovers(session, query))
+        return self._drive(query, "listing leftovers", lambda session: _leftovers(session, query))
 
     def _drive(self, query: SinkQuery, doing: str, step: Callable[[Session], _Result], **facts: object) -> _Result:
         """Run a driver step; repeat it if a different driver, starting or waking up, ends its session."""
@@ -184,14 +184,14 @@ class PostgresSink(TwoPhaseSink):
         for field in schema:
             if len(field.name.encode()) > NAME_BYTES_MAX:
                 raise InvalidArgumentError(
-                    f"PostgreSQL keeps {NAME_BYTES_MAX} bytes of a column's name; rename it in the query",
+                    f"PostgreSQL truncates column names to {NAME_BYTES_MAX} bytes; rename the column in the query",
                     column=field.name,
                     bytes=len(field.name.encode()),
                 )
             kind = made_for(field.type)
             if kind is None:
                 raise InvalidArgumentError(
-                    "no column can be made for this type; cast it in the query", column=field.name, type=field.type
+                    "PostgreSQL has no type for this column; cast it in the query", column=field.name, type=field.type
                 )
             parts.append(sql.SQL("{} {}").format(sql.Identifier(field.name), sql.SQL(kind)))
         if self.keys:
@@ -244,12 +244,12 @@ class Ending:
         """Raise if a part is gone, or if a rolled-back trial shows that the target refuses staged rows."""
         self._marks.require_same()
         parts = [PreparedPart.of(self._query, handle) for handle in handles]
-        there = _there(self._session, parts)
+        there = _existing(self._session, parts)
         gone = [part for part in parts if part not in there]
         if gone:
             raise UnavailableError(
-                "what was prepared is gone from the server: somebody ended it, or it was restored; the micro-batch is "
-                "written again",
+                "prepared work is gone from the server: someone ended it, or the server was restored; the micro-batch "
+                "is written again",
                 sink=self._query.sink, gone=len(gone), first=gone[0].name,
             )  # fmt: skip
         staged = _staged(there)
@@ -265,7 +265,7 @@ class Ending:
         parts = [PreparedPart.of(self._query, handle) for handle in handles]
         # Read the marks first: a mark is written last, so parts found after it belong to attempts that do not count.
         shown = self._marks.shown()
-        there = _there(self._session, parts)
+        there = _existing(self._session, parts)
         is_ours = shown.query_id in (None, self._query.query_id)
         if is_ours and batch_id > shown.batch_id and not shown.is_there:
             raise self._marks.another_table()
@@ -305,7 +305,7 @@ class Ending:
     def put(self, batch_id: int, staged: Sequence[StagingTable]) -> None:
         """Apply staging tables, mark their attempts as committed, and drop the tables."""
         self.apply(staged)
-        # From this point, this transaction's lock keeps the table from being dropped.
+        # From here on, this transaction's lock keeps the table from being dropped.
         self._marks.require_same()
         self._session.run(self._marks.remember(batch_id, [one.part.attempt for one in staged]))
         drop(self._session, staged)
@@ -315,7 +315,7 @@ class Ending:
             column = self._target.columns.get(name)
             if column is None or column.declared != declared:
                 raise SchemaMismatchError(
-                    "the table was altered while a micro-batch was written for it; start the query again",
+                    "the table was altered while a micro-batch was being written; start the query again",
                     column=name, written_as=declared, table=f"{self._target.schema}.{self._target.name}",
                 )  # fmt: skip
 
@@ -339,7 +339,7 @@ class Ending:
         shown = self._marks.shown(lock=True)
         if shown.query_id not in (None, self._query.query_id):
             raise another_query(self._query, shown.query_id)
-        there = _there(self._session, parts)
+        there = _existing(self._session, parts)
         if batch_id >= shown.batch_id:
             self._check_gone(batch_id, [part for part in parts if part not in there])
         if batch_id <= shown.batch_id:
@@ -353,9 +353,9 @@ class Ending:
         lost = attempts - self._marks.remembered(batch_id, sorted(attempts)) if gone else None
         if lost:
             raise StateLostError(
-                "the server has lost what was prepared for a decided micro-batch: somebody rolled it back or dropped "
-                "it, or the server was restored from a backup; nothing more of the micro-batch is made visible. "
-                "Restore the server as it was, or query and table together to an earlier state",
+                "the server has lost prepared work of a decided micro-batch: someone rolled it back or dropped it, or "
+                "the server was restored from a backup; no more of the micro-batch becomes visible. Restore the work "
+                "from the server's log, or restore query and table together to an earlier state",
                 sink=self._query.sink, batch=batch_id, lost=len(lost), attempt=min(lost),
             )  # fmt: skip
 
@@ -386,7 +386,6 @@ class Ending:
 
 
 def drop(session: Session, tables: Sequence[StagingTable]) -> None:
-    """Drop staging tables."""
     if tables:
         listed = sql.SQL(", ").join(one.identifier for one in tables)
         session.run(sql.SQL("DROP TABLE IF EXISTS {}").format(listed))
@@ -444,7 +443,7 @@ def _end(session: Session, there: Mapping[PreparedPart, StagingTable | None]) ->
     drop(session, _staged(there))
 
 
-def _there(session: Session, parts: Sequence[PreparedPart]) -> dict[PreparedPart, StagingTable | None]:
+def _existing(session: Session, parts: Sequence[PreparedPart]) -> dict[PreparedPart, StagingTable | None]:
     prepared = [part.name for part in parts if not part.is_staged]
     tables = [part.name for part in parts if part.is_staged]
     found: dict[PreparedPart, StagingTable | None] = {}

@@ -77,7 +77,7 @@ def require_room(column: pa.Array, name: str, into: PgType) -> None:
     is_fixed = (into.element or into.name) == "bpchar"
     changed = pc.any(pc.not_equal(lengths, room) if is_fixed else pc.greater(lengths, room)).as_py()
     if changed:
-        what = "has not the column's length, to which PostgreSQL adds blanks" if is_fixed else "is too long"
+        what = "differs in length from the column, so PostgreSQL would change it" if is_fixed else "is too long"
         raise SchemaMismatchError(
             f"a text {what}: alter the column to text, or change the text in the query",
             column=name,
@@ -204,8 +204,6 @@ FROM pg_constraint c WHERE conrelid = %s AND contype = 'c'
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table."""
-
     name: str
     kind: PgType
     declared: str
@@ -234,8 +232,6 @@ class Unique:
 
 @dataclass(frozen=True)
 class Check:
-    """A CHECK constraint."""
-
     name: str
     text: str
     of_whole_row: bool
@@ -305,12 +301,12 @@ def read(session: Session, table: str) -> Target:
         )
     ((oid, schema, name, kind, persistence, secured, triggers, exclusions, late, indexed, standby, room),) = found
     if standby:
-        raise InvalidArgumentError("the server is a standby, which takes no writes; name the primary", table=table)
+        raise InvalidArgumentError("the server is a read-only standby; connect to the primary", table=table)
     if kind not in ("r", "p"):
         raise InvalidArgumentError("not a table; a view or foreign table cannot be a sink", table=table)
     if persistence != "p":
         raise InvalidArgumentError(
-            "an unlogged or temporary table is emptied by a crash of the server; ALTER TABLE … SET LOGGED", table=table
+            "a server crash empties an unlogged or temporary table; ALTER TABLE … SET LOGGED", table=table
         )
     unique = session.run(_UNIQUE, [table] * 3)
     return Target(
@@ -371,11 +367,11 @@ def _check_column(target: Target, field: pa.Field, shown: str) -> None:
         )  # fmt: skip
     if column.generated or column.identity:
         raise SchemaMismatchError(
-            "the server fills this column itself; drop it in the query", column=field.name, table=shown
+            "the server generates this column's values; drop it in the query", column=field.name, table=shown
         )
     if not fits(field.type, column.kind):
         raise SchemaMismatchError(
-            "values of the query's column could change in the table's; cast it in the query, or alter the table",
+            "the table's column cannot hold all values of the query's; cast it in the query, or alter the table",
             column=field.name, query_type=field.type, table_type=column.declared, table=shown,
         )  # fmt: skip
 
@@ -388,7 +384,7 @@ def _check_keys(target: Target, schema: pa.Schema, keys: Sequence[str], shown: s
         listed = ", ".join(keys)
         raise InvalidArgumentError(
             f"the keys are not a unique key of the table, so rows cannot be updated by them; ALTER TABLE {shown} ADD "
-            f"PRIMARY KEY ({listed}), or name the keys that the table has",
+            f"PRIMARY KEY ({listed}), or pass a unique key of the table",
             keys=listed,
             unique="; ".join(", ".join(index.columns) for index in target.unique if index.plain) or "none",
         )
@@ -403,5 +399,5 @@ def _check_rights(target: Target, schema: pa.Schema, keys: Sequence[str], shown:
         if lacking:
             rights = ", ".join(sorted(lacking))
             raise InvalidArgumentError(
-                f"no right to write the table; GRANT {rights} ON {shown} TO the sink's user", column=name, right=rights
+                f"no permission to write; GRANT {rights} ON {shown} TO the sink's user", column=name, right=rights
             )

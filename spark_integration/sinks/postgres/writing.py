@@ -89,8 +89,8 @@ def _escaped(text: pa.Array) -> pa.Array:
 def _refuse_nul(text: pa.Array, name: str) -> None:
     if pc.any(pc.match_substring(text, "\0")).as_py():
         raise SchemaMismatchError(
-            "a string holds a NUL byte, which PostgreSQL's text cannot; replace it in the query, or write the column "
-            "as binary into bytea",
+            "a string contains a NUL byte, which PostgreSQL's text cannot hold; replace it in the query, or write the "
+            "column as binary into bytea",
             column=name,
         )
 
@@ -114,8 +114,8 @@ def _array(column: pa.Array) -> pa.Array:
     kind = elements.type
     if pa.types.is_list(kind) and pc.any(pc.equal(pc.list_value_length(elements), 0)).as_py():
         raise SchemaMismatchError(
-            "an array within an array is empty, which PostgreSQL's arrays cannot be: it would store {} for [[], []]; "
-            "write the column into jsonb, or filter such rows",
+            "an array within an array is empty, which PostgreSQL cannot store: [[], []] would become {}; write the "
+            "column into jsonb, or filter out such rows",
             type=column.type,
         )
     text, quote = _text(elements), pa.scalar('"', _TEXT)
@@ -140,8 +140,8 @@ def _json(column: pa.Array) -> pa.Array:
         return pa.array([None if value is None else written(value) for value in values], _TEXT)
     except (ValueError, TypeError, KeyError, OverflowError):
         problem = (
-            "JSON has no NaN and no infinity, a year in it is from 1 to 9999, and the keys of a map must be text or "
-            "numbers, each there once; change the column in the query, or write it as text by to_json"
+            "JSON cannot hold NaN, infinity or years outside 1 to 9999, and a map's keys must be distinct strings or "
+            "numbers; change the column in the query, or convert it to text with to_json"
         )
     # Not chained to the error, which quotes a value.
     raise SchemaMismatchError(problem, type=column.type)
@@ -181,7 +181,7 @@ class CopyTransaction(SinkTransaction):
             name for name in schema.names if self._target.columns[name].kind.name in ("json", "jsonb")
         )
         self._facts = {"sink": attempt.query.sink, "partition": attempt.partition}
-        with self._translated("a transaction begins"):
+        with self._translated("beginning a transaction"):
             may_wait = self._target.why_staged(keys, schema.names) is None
             self.staged = not (may_wait and self._begin_with_room())
             if self.staged:
@@ -200,13 +200,13 @@ class CopyTransaction(SinkTransaction):
         for name in rows.schema.names:
             require_room(rows.column(name), name, self._target.columns[name].kind)
         rows = by_key(rows, self._keys)
-        with self._translated("rows are copied"):
+        with self._translated("copying rows"):
             for text in encoded(rows, self._json):
                 self._copy.write(text)
 
     def prepare(self) -> Handle:
         session, attempt = self._open_session(), self._attempt
-        with self._translated("a transaction is prepared"):
+        with self._translated("preparing a transaction"):
             self._copying.__exit__(None, None, None)
             if self.staged:
                 session.run("COMMIT")
@@ -228,7 +228,7 @@ class CopyTransaction(SinkTransaction):
 
     def _open_session(self) -> Session:
         if self._session is None:
-            raise ClosedError("prepared or aborted already", **self._facts)
+            raise ClosedError("the transaction was already prepared or aborted", **self._facts)
         return self._session
 
     def _begin_with_room(self) -> bool:
@@ -251,8 +251,8 @@ class CopyTransaction(SinkTransaction):
         for key in self._keys:
             if rows.column(rows.schema.get_field_index(key)).null_count:
                 raise SchemaMismatchError(
-                    "a key is null, and a null equals no other key in the table; filter such rows, give them a value, "
-                    "or make the unique index NULLS NOT DISTINCT (PostgreSQL 15)",
+                    "a key is null, and null equals no key of the table; filter out such rows, replace the null, or "
+                    "make the unique index NULLS NOT DISTINCT (PostgreSQL 15)",
                     column=key, **self._facts,
                 )  # fmt: skip
 
@@ -261,7 +261,7 @@ class CopyTransaction(SinkTransaction):
 
 
 def by_key(rows: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBatch:
-    """Sort rows by key, stably: an index lookup in key order saves a quarter of the server's time."""
+    """Sort rows by key, stably: index lookups in key order save a quarter of the server's time."""
     if not keys or any(pa.types.is_nested(rows.schema.field(key).type) for key in keys):
         return rows
     return rows.take(pc.sort_indices(rows, [(key, "ascending") for key in keys]))
