@@ -1,4 +1,4 @@
-"""Exactly-once results: sinks that show each micro-batch once, consistent with its state.
+"""Exactly-once sinks: each micro-batch becomes visible once, consistent with the query's state.
 
 ::
 
@@ -7,8 +7,8 @@
     sink = sinks.postgres("totals", table="totals", keys=["user"])
     totals.writeStream.outputMode("update").foreachBatch(sinks.exactly_once(sink)).start()
 
-Workers write and prepare, the driver stores the decision in ``spark.holdfast.state.dir``, and only then are the
-rows made visible: docs/sinks.md. Servers and credentials are settings, ``spark.holdfast.sink.<name>.<option>``.
+Workers write and prepare the rows; the driver stores the decision in ``spark.holdfast.state.dir`` before it makes the
+rows visible: docs/sinks.md. Servers and credentials are settings, ``spark.holdfast.sink.<name>.<option>``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = [
 def postgres(
     name: str, table: str, *, keys: Sequence[str] = (), create: bool = False, schema: str | None = None, dsn: str = ""
 ) -> TwoPhaseSink:
-    """Return a sink into a PostgreSQL table; needs ``holdfast-spark[postgres]``.
+    """Return a sink that writes to a PostgreSQL table; needs ``holdfast-spark[postgres]``.
 
     Parameters
     ----------
@@ -61,9 +61,9 @@ def postgres(
         Identifies the sink; one query writes under one name. Its options are ``spark.holdfast.sink.<name>.``, with
         libpq's names: ``host``, ``password``, ``sslmode``.
     table : str
-        As in SQL: ``totals``, ``shop.totals``, ``shop."Totals"``.
+        The table's name in SQL: ``totals``, ``shop.totals``, ``shop."Totals"``.
     keys : sequence of str
-        Columns of a unique key: a row replaces the one with the same key. Without keys, rows are appended.
+        Columns of a unique key: a row replaces the row with the same key. Without keys, rows are appended.
     create : bool
         Create the table if it is missing, with the keys as its primary key.
     schema : str, optional
@@ -94,7 +94,7 @@ def kafka(name: str, topic: str | None = None, *, servers: str | None = None, ti
     servers : str, optional
         Bootstrap brokers, such as ``host:port,host:port``; the option ``bootstrap.servers`` takes precedence.
     timeout_s : float
-        How long to wait for a response of the brokers: 0.001 to 3600.
+        How long to wait for a broker's response, in seconds: 0.001 to 3600.
 
     Raises
     ------
@@ -116,7 +116,7 @@ def delta(
     compression: str = "zstd",
     file_mb: int = 128,
 ) -> TwoPhaseSink:
-    """Return a sink into a Delta table, with one Delta commit per micro-batch; needs ``holdfast-spark[delta]``.
+    """Return a sink that commits once per micro-batch to a Delta table; needs ``holdfast-spark[delta]``.
 
     Parameters
     ----------
@@ -126,14 +126,14 @@ def delta(
     url : str
         The table's URL, without credentials.
     keys : sequence of str, optional
-        For update mode: a row replaces the one with the same key. Without keys, rows are appended.
+        For update mode: a row replaces the row with the same key. Without keys, rows are appended.
     partition_by : sequence of str
         The table's partition columns.
     create : bool
         Create the table if it is missing, with the columns of the rows.
     compression : {"zstd", "snappy", "gzip", "lz4", "none"}
     file_mb : int
-        Approximate size of a file, in MB of uncompressed rows, which a task holds in memory.
+        Approximate file size in MB of uncompressed rows; a task buffers one file in memory.
 
     Raises
     ------
@@ -146,7 +146,7 @@ def delta(
 
 
 def parquet(name: str, url: str | os.PathLike[str], *, compression: str = "zstd", file_mb: int = 128) -> TwoPhaseSink:
-    """Return a sink into Parquet files; `read_parquet` reads whole micro-batches from them.
+    """Return a sink that writes Parquet files; `read_parquet` reads the committed micro-batches.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ def parquet(name: str, url: str | os.PathLike[str], *, compression: str = "zstd"
         A folder on any storage that holdfast supports, without credentials.
     compression : {"zstd", "snappy", "gzip", "lz4", "none"}
     file_mb : int
-        Approximate size of a file, in MB of uncompressed rows, which a task holds in memory.
+        Approximate file size in MB of uncompressed rows; a task buffers one file in memory.
 
     Raises
     ------

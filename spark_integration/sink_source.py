@@ -9,10 +9,9 @@
                        .commit(messages, batch)                  confirm, store the decision, commit
                        .abort(messages, batch)                   abort what was prepared
 
-Spark repeats this for each micro-batch. On the driver it uses Python processes that share nothing, have no session, and
-know neither query nor micro-batch while planning: both are read once from the query's checkpoint location, and travel
-with the writer and its messages. So each micro-batch pays for a start of the coordinator; `exactly_once` keeps one
-coordinator for all micro-batches.
+Spark repeats this for each micro-batch. On the driver it uses separate Python processes without a session, and does not
+tell them the query or micro-batch while planning: the sink reads both from the query's checkpoint location, and the
+writer and its messages carry them. Each micro-batch therefore starts a coordinator; `exactly_once` keeps one for all.
 
 Spark looks up formats and creates their sources in a separate process: this module imports neither pandas nor a
 target's client.
@@ -66,7 +65,7 @@ STATE_DIR = PREFIX + "state.dir"
 #: A JSON object of sink options whose names have capitals: Spark passes names in lower case.
 SINK_IN_JSON = "sink"
 _LOCATION, _REPLACES = "checkpointlocation", "replaces"
-#: A sink may not know all options of the client behind it.
+#: Catches credentials among client options that the sink does not know.
 _SECRET_NAME = re.compile(
     r"(?i)(secret|passw(or)?d|passphrase|token|credential|authorization|cookie|connection_?string|(^|[._])sas([._]|$)|"
     r"(access|account|master|sas)_?key|\.pem)(?!.*(url|location|file)$)"
@@ -77,7 +76,7 @@ _FileSink = TypeVar("_FileSink", ParquetSink, DeltaSink)
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """A stream's sink and query, from its options."""
+    """A stream's parsed options."""
 
     location: str  #: Spark's checkpoint location of the query
     replaces: str | None
@@ -86,23 +85,23 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str], sink: TwoPhaseSink, arguments: Collection[str]) -> Self:
-        """Return a stream's options, their names in lower case, given the names of the sink's `arguments`.
+        """Parse a stream's options, whose names ignore case; skip the sink's `arguments`.
 
-        Raises `InvalidArgumentError` if the checkpoint location or the place of decisions is missing, or for an unknown
+        Raises `InvalidArgumentError` if the checkpoint location or the state directory is missing, or for an unknown
         option.
         """
         values = {name.lower(): value for name, value in given.items()}
         location, directory = values.pop(_LOCATION, ""), values.pop(STATE_DIR, "")
         if not location:
             raise InvalidArgumentError(
-                "the sink must know its query: give the query's location as the option checkpointLocation of this "
-                "stream, not as a setting of the session",
+                "the sink needs its query's checkpoint location: set the option checkpointLocation on this stream; a "
+                "session setting is not passed to the sink",
                 sink=sink.name,
             )
         if not directory:
             raise InvalidArgumentError(
-                f"a sink needs a place for its decisions: give the option {STATE_DIR}, preferably with all others "
-                "through .options(**holdfast.sinks.source_options(spark, sink))",
+                f"a sink stores its decisions in the state directory: set the option {STATE_DIR}, preferably with all "
+                "others through .options(**holdfast.sinks.source_options(spark, sink))",
                 sink=sink.name,
             )
         settings = {STATE_DIR: directory}
@@ -120,7 +119,7 @@ class SourceOptions:
         return cls(location, replaces, settings, options)
 
     def open_decisions(self) -> tuple[ObjectStorage, int]:
-        """Open the storage of decisions, which the caller closes; return it and the number of decisions to keep."""
+        """Open the decisions' storage, which the caller closes; return it and the number of decisions to keep."""
         return decisions_storage(self._parsed, self.settings), self._parsed.retained_versions
 
     def open_location(self) -> ObjectStorage:
@@ -139,8 +138,8 @@ def _own(values: Mapping[str, str], sink: TwoPhaseSink) -> dict[str, str]:
     for name, value in values.items():
         if name.startswith(PREFIX) and not name.startswith(prefix):
             raise InvalidArgumentError(
-                f"not an option of the stream's sink: those are {SINK_PREFIX}{sink.name}.<option>, or <option> alone; "
-                "the options of the storage are storage.<option>",
+                f"unknown option of a stream's sink: name the sink's options {SINK_PREFIX}{sink.name}.<option> or "
+                "<option>, the storage's storage.<option>",
                 option=name,
                 sink=sink.name,
             )
@@ -152,8 +151,8 @@ def _own(values: Mapping[str, str], sink: TwoPhaseSink) -> dict[str, str]:
 def source_options(spark: SparkSession, sink: TwoPhaseSink) -> dict[str, str]:
     """Return a session's settings for a sink as options of a stream: ``.options(**source_options(spark, sink))``.
 
-    On the driver, a data source sees no settings, so they become options, including the number of decisions to keep,
-    ``spark.sql.streaming.minBatchesToRetain``. Workers still read credentials from the session, so set them there.
+    A data source cannot read settings on the driver, so they are passed as options, including the number of decisions
+    to keep, ``spark.sql.streaming.minBatchesToRetain``. Workers read credentials from the session, so set them there.
 
     Parameters
     ----------
@@ -166,7 +165,7 @@ def source_options(spark: SparkSession, sink: TwoPhaseSink) -> dict[str, str]:
 
 
 def options_of(values: Mapping[str, str], sink: TwoPhaseSink) -> dict[str, str]:
-    """Return settings as options of a stream: see `source_options`."""
+    """Convert settings to a stream's options; see `source_options`."""
     own = sink_options(values, sink.name)
     known = {name.lower() for name in own} & {name.lower() for name in sink.credentials}
     in_json = {name: own.pop(name) for name in [*own] if name.lower() not in {name, *known}}
@@ -199,12 +198,12 @@ class SinkSource(DataSource):
     Attributes
     ----------
     arguments : sequence of str
-        Names of the options that `sink` uses; all others are options of the sink.
+        Names of the options that `sink` reads; all others are passed to the sink.
     """
 
     arguments: ClassVar[Sequence[str]] = ()
-    #: Spark plans with a new instance, and commits with an unpickled one.
-    _has_travelled = False
+    #: Spark plans with a new instance and commits with an unpickled copy.
+    _is_unpickled = False
 
     @abstractmethod
     def sink(self) -> TwoPhaseSink:
@@ -217,14 +216,13 @@ class SinkSource(DataSource):
         options = SourceOptions.parse(dict(self.options), sink, self.arguments)
         rows = arrow_schema(schema, f"the rows for sink {sink.name!r}", keep_not_null=False)
         writer = StreamWriter(sink, options, rows)
-        if not self._has_travelled:
+        if not self._is_unpickled:
             writer.begin()
         return writer
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore the pickled state."""
         self.__dict__.update(state)
-        self._has_travelled = True
+        self._is_unpickled = True
 
 
 @dataclass(frozen=True)
@@ -233,23 +231,23 @@ class Begun:
 
     query_id: str
     batch_id: int
-    plan: str  #: Spark's plan for it: see `Coordinator.start`
-    entry: int  #: The number it was begun under: `Coordinator.number`
-    is_decided: bool  #: Whether it was already decided, so that its rows are dropped
+    plan: str  #: Spark's plan for the micro-batch; see `Coordinator.start`
+    entry: int  #: `Coordinator.number` after the start
+    is_decided: bool  #: Whether it was already decided; its rows are then dropped
 
 
 @dataclass
 class Written(WriterCommitMessage):
-    """The part one task has prepared."""
+    """What one task has prepared."""
 
     partition: int
     rows: int
-    handle: str  #: As JSON; empty if there were no rows or they were dropped
+    handle: str  #: JSON; empty if there were no rows or they were dropped
     begun: Begun
 
 
 class StreamWriter(ImmediateAcks, _SparksWriter):
-    """Writes one micro-batch; travels to the workers without credentials."""
+    """Writes one micro-batch; pickled for the workers without credentials."""
 
     def __init__(self, sink: TwoPhaseSink, options: SourceOptions, schema: pa.Schema) -> None:
         self._sink, self._options, self._schema = sink, options, schema
@@ -259,7 +257,7 @@ class StreamWriter(ImmediateAcks, _SparksWriter):
         self._query: SinkQuery | None = None
 
     def begin(self) -> None:
-        """On the driver: abort the last run's leftovers, and find out whether the micro-batch was decided."""
+        """On the driver: abort the last run's leftovers, and check whether the micro-batch was decided."""
         with self._options.open_location() as storage:
             location = QueryLocation(storage)
             query_id, newest = location.query_id(), location.newest_planned()
@@ -342,14 +340,14 @@ class _Source(SinkSource):
     def _required(self, option: str) -> str:
         value = self.options.get(option, "")
         if not value:
-            raise InvalidArgumentError(f"give the option {option}", format=self.name(), needs=", ".join(self.arguments))
+            raise InvalidArgumentError(f"missing option {option}", format=self.name(), needs=", ".join(self.arguments))
         return value
 
     def _names(self, option: str) -> list[str]:
         return [name.strip() for name in self.options.get(option, "").split(",") if name.strip()]
 
     def _text(self, option: str, default: object, pattern: str, what: str) -> str:
-        """Return an option's value. Raises `InvalidArgumentError` if it is not `what`."""
+        """Return an option's value. Raises `InvalidArgumentError` unless it matches; `what` describes the pattern."""
         value = self.options.get(option, str(default)).lower()
         if not re.fullmatch(pattern, value):
             raise InvalidArgumentError(f"the option {option} must be {what}", given=value)

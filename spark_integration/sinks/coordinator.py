@@ -1,10 +1,10 @@
-"""Two-phase commit of micro-batches to a sink, and recovery at each start from what the last run left unfinished.
+"""Two-phase commit of micro-batches to a sink, and recovery of the last run's unfinished work at each start.
 
     start     read the log ─▶ list leftovers ─▶ append "begin" ─▶ open the target ─▶ commit the newest decision
                                                                                  ─▶ abort undecided leftovers
     finish    confirm ─▶ append the decision ─▶ commit ─▶ prune
 
-The log is a fence: `holdfast.snapshotter.sink_log`. Two rules make two drivers safe, wherever either of them stops:
+The log is a fence: `holdfast.snapshotter.sink_log`. Two rules keep two drivers safe, wherever either of them stops:
 
 closed     a driver aborts only handles that it listed before appending an entry and that no decision up to that entry
            contains: no driver can decide them any more
@@ -63,7 +63,7 @@ from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery, T
 
 _log = logging.getLogger(__name__)
 
-_ANOTHER_NAME = "To begin anew with an empty target, give the sink another name"
+_ANOTHER_NAME = "To start over with an empty target, give the sink another name"
 
 
 @dataclass(frozen=True)
@@ -141,10 +141,10 @@ class Coordinator:
         """
         past, shown = self._begin(batch_id, schema, plan)
         with self._unless_overtaken():
-            self._end_the_past(past, batch_id, schema, shown)
+            self._settle_past(past, batch_id, schema, shown)
         self._prune()
 
-    def _end_the_past(self, past: _Past, batch_id: int, schema: pa.Schema, shown: int | None) -> None:
+    def _settle_past(self, past: _Past, batch_id: int, schema: pa.Schema, shown: int | None) -> None:
         mine = past.decision if past.decision and past.decision.query_id == self._query.query_id else None
         if past.entry is not None:
             self._settle_replaced(past)
@@ -154,12 +154,12 @@ class Coordinator:
             # The target may have forgotten the handles of a visible micro-batch that Spark has finished.
             may_be_forgotten = (shown is None or shown >= _batch(mine)) and batch_id > _batch(mine)
             try:
-                self._commit_beside_others(mine)
+                self._commit_concurrently(mine)
             except StateLostError as exc:
                 if not may_be_forgotten:
                     raise
-                _log.info("sink %r no longer knows micro-batch %d: %s", self._query.sink, mine.batch_id, exc)
-        self._abort_still_left(past, self._query.query_id)
+                _log.info("sink %r has forgotten micro-batch %d: %s", self._query.sink, mine.batch_id, exc)
+        self._abort_leftovers(past, self._query.query_id)
         if self._entry is not None and self._entry.ending:  # the replaced queries' work is settled
             settled = self._next(decided=mine.number if mine else 0)
             # The takeover precedes this query's first results: no later start may name a different replaced query.
@@ -192,7 +192,7 @@ class Coordinator:
             self._entry = self._log.read(number)
             self._decision = self._log.decision(self._entry)
         except NotFoundError as exc:
-            raise self._second(ConflictError) from exc
+            raise self._overtaken(ConflictError) from exc
 
     def is_decided(self, batch_id: int) -> bool:
         """Return whether a micro-batch is already decided, so its rows must not be written again."""
@@ -204,9 +204,9 @@ class Coordinator:
         """Warn if a decided micro-batch's repeat, whose rows are dropped, has a different number of rows."""
         if self._decision is not None and rows != self._decision.rows:
             _log.warning(
-                "sink %r: micro-batch %d was decided with %d rows, which are shown; now it has %d, which are "
-                "dropped. If the query gives the same rows each time, Spark's checkpoint location was rolled back, "
-                "or one micro-batch calls this sink twice: give it their union",
+                "sink %r: micro-batch %d was decided with %d rows, which stay visible; its repeat has %d, which are "
+                "dropped. If the query is deterministic, Spark's checkpoint location was rolled back, or one "
+                "micro-batch calls this sink twice: pass it the union of both DataFrames",
                 *(self._query.sink, self._decision.batch_id, self._decision.rows, rows),
             )
 
@@ -231,7 +231,7 @@ class Coordinator:
         number = self.number + 1
 
         def close() -> None:
-            self._refuse_overtaken()  # listing leftovers may end running transactions of the name
+            self._refuse_overtaken()  # listing leftovers may end the newer driver's transactions
             past = self._past()
             self._append(self._next())
             self._abort(past.undecided(self._query.query_id))
@@ -293,7 +293,7 @@ class Coordinator:
         try:
             self._log.append(entry)
         except ConflictError as exc:
-            raise self._second(type(exc)) from exc
+            raise self._overtaken(type(exc)) from exc
         self._entry = entry
 
     def _decide(self, batch_id: int, rows: int, handles: tuple[Handle, ...], plan: str) -> _Past | None:
@@ -336,12 +336,10 @@ class Coordinator:
     def _refuse_overtaken(self) -> None:
         newest = self._log.newest()
         if newest is not None and newest.number > self.number:
-            raise self._second(FencedError)
+            raise self._overtaken(FencedError)
 
-    def _second(self, error: type[ConflictError]) -> ConflictError:
-        return error(
-            "another driver of this query has begun since this one did, so this one ends: let one run", **self._facts
-        )
+    def _overtaken(self, error: type[ConflictError]) -> ConflictError:
+        return error("a newer driver of this query has started, so this one stops: run only one", **self._facts)
 
     def _refuse_others(self, found: Entry | None, decision: Entry | None) -> None:
         """Raise `ConflictError` if another query owns the sink, unless its takeover from this one is incomplete."""
@@ -363,9 +361,9 @@ class Coordinator:
         decided = None if found is None else found.newest_batch(decision, self._query.query_id)
         if decided is not None and batch_id < decided:
             raise ConflictError(
-                "Spark goes back to a micro-batch before the last decided one: another driver of this query has gone "
-                "on, or the checkpoint location was rolled back, or is an older copy, and what it repeats may differ "
-                f"from what the sink shows. {_ANOTHER_NAME}",
+                "Spark repeats a micro-batch older than the last decided one: another driver of this query has "
+                "advanced, or the checkpoint location was rolled back or is an older copy, and the repeated rows may "
+                f"differ from those that the sink shows. {_ANOTHER_NAME}",
                 **self._facts,
                 batch=batch_id,
                 decided=decided,
@@ -373,9 +371,9 @@ class Coordinator:
         planned = decision or found
         if planned is not None and batch_id == decided and not planned.is_of_plan(plan):
             raise ConflictError(
-                "Spark has planned this micro-batch anew, and the sink shows it as it was planned before: the "
+                "Spark has planned this micro-batch again, but the sink shows the rows of the earlier plan: the "
                 "checkpoint location was rolled back, is an older copy, or has lost its last file. Start the query "
-                f"from the location that has offsets/{batch_id} as it was. {_ANOTHER_NAME}",
+                f"from the location with the original offsets/{batch_id}. {_ANOTHER_NAME}",
                 **self._facts,
                 batch=batch_id,
             )
@@ -399,9 +397,9 @@ class Coordinator:
         more = None if found is None else self._shown_more(origin, replaced, found, decision)
         if more is not None:
             raise ConflictError(
-                "the replaced query has shown a micro-batch that was not saved, so this one would show it again: end "
-                "that query, make a savepoint and restore it with --continue-sinks (continue_sinks=True). To show it "
-                "again anyway, give the sink another name",
+                "the replaced query has shown a micro-batch that is not in the savepoint, so this one would show it "
+                "again: end that query, create a savepoint and restore it with --continue-sinks "
+                "(continue_sinks=True). To show it again anyway, give the sink another name",
                 **facts,
                 shown=more[1],
                 by=more[0],
@@ -449,9 +447,9 @@ class Coordinator:
         is_elsewhere = found.query_id == self._query.query_id and self._location != found.location
         if is_elsewhere and self._location and found.location and alive is not False:
             raise ConflictError(
-                f"this query has worked with another checkpoint location within {minutes} minutes: a copy of a "
+                f"this query ran with another checkpoint location within the last {minutes} minutes: a copy of a "
                 "location needs its own spark.holdfast.state.dir, and its own sink. If the location was moved, start "
-                f"the query {minutes} minutes after it was stopped",
+                f"the query {minutes} minutes after it stopped",
                 **self._facts,
             )
 
@@ -460,7 +458,7 @@ class Coordinator:
         decision = past.decision
         if decision is not None and decision.query_id != self._query.query_id:
             try:
-                self._commit_beside_others(decision)
+                self._commit_concurrently(decision)
             except StateLostError as exc:
                 advice = f". If its results are complete, delete {FOLDER}/{self._query.sink} in the state directory"
                 continues = past.entry is not None and past.entry.continues
@@ -470,7 +468,7 @@ class Coordinator:
                     **exc.facts,
                 ) from exc
         for query_id in sorted(past.left.keys() - {self._query.query_id}):
-            self._abort_still_left(past, query_id)
+            self._abort_leftovers(past, query_id)
 
     def _compare(self, batch_id: int, decision: Entry | None, shown: int | None) -> None:
         """Raise if Spark, the decisions and the target disagree."""
@@ -480,8 +478,8 @@ class Coordinator:
         facts = {**self._facts, "batch": batch_id, "decided": newest, "shown": shown}
         if shown > newest and batch_id <= shown:
             raise StateLostError(
-                "the target shows a micro-batch that this state directory does not know, and Spark is about to "
-                "repeat it: the directory is not the one used before, or its contents were deleted. Set "
+                "the target shows a micro-batch that is not in this state directory, and Spark is about to repeat it: "
+                "the directory is a different one than before, or its contents were deleted. Set "
                 f"spark.holdfast.state.dir to the original directory. {_ANOTHER_NAME}",
                 **facts,
             )
@@ -489,12 +487,12 @@ class Coordinator:
         # have swallowed the commit's error. Earlier micro-batches were visible.
         if shown < (decision.before if decision else -1):
             raise StateLostError(
-                "the target does not show what was committed to it: it was emptied, recreated, or restored from a "
-                f"backup. Restore it as it was. {_ANOTHER_NAME}",
+                "the target no longer shows committed micro-batches: it was emptied, recreated, or restored from a "
+                f"backup. Restore its contents. {_ANOTHER_NAME}",
                 **facts,
             )
 
-    def _commit_beside_others(self, decision: Entry) -> None:
+    def _commit_concurrently(self, decision: Entry) -> None:
         """Commit a decision that the previous driver may be committing concurrently."""
         query, batch_id = self._of(decision.query_id), _batch(decision)
         try:
@@ -503,7 +501,7 @@ class Coordinator:
             # That driver may have finished first and deleted the files; all rows are visible then, so a retry succeeds.
             self._sink.commit(query, batch_id, decision.handles)
 
-    def _abort_still_left(self, past: _Past, query_id: str) -> None:
+    def _abort_leftovers(self, past: _Past, query_id: str) -> None:
         """Abort undecided work that a fresh listing still contains: listings may lag behind commits."""
         left = past.undecided(query_id)
         if left:
@@ -522,14 +520,14 @@ class Coordinator:
             raise
         except Exception as exc:  # noqa: BLE001  a sink's own error may have any type and text
             said = exc if isinstance(exc, HoldfastError) else type(exc).__name__
-            _log.warning("transactions prepared in sink %r remain for now: %s", self._query.sink, said)
+            _log.warning("sink %r keeps prepared transactions until the next start: %s", self._query.sink, said)
 
     def _prune(self) -> None:
         assert self._entry is not None
         try:
             self._log.prune(self._entry, self._retained)
         except HoldfastError as exc:  # the permission may also have been revoked
-            _log.warning("old entries in the log of sink %r stay for now: %s", self._query.sink, exc)
+            _log.warning("old entries stay in the log of sink %r for now: %s", self._query.sink, exc)
 
 
 def _owners(found: Entry | None, decision: Entry | None) -> set[str]:

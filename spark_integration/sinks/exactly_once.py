@@ -75,10 +75,10 @@ def exactly_once(sink: TwoPhaseSink, *, replaces: str | None = None, query_name:
     Notes
     -----
     A micro-batch becomes visible if and only if its decision is stored in ``spark.holdfast.state.dir``, which must be
-    set. Its rows are those of the decided attempt, even if a repeat computes others. Queries may share a function.
+    set. Its rows are those of the decided attempt, even if a repeat computes others. Queries may share the function.
     """
     if not isinstance(sink, TwoPhaseSink):
-        raise InvalidArgumentError("pass one of holdfast.sinks, or a TwoPhaseSink", given=type(sink).__name__)
+        raise InvalidArgumentError("pass a sink from holdfast.sinks, or a TwoPhaseSink", given=type(sink).__name__)
     _defined.add(checked_sink(getattr(sink, "name", None)))
     if query_name is not None and not _NAME.fullmatch(query_name):
         raise InvalidArgumentError("query_name must be letters, digits and -, at most 59", query_name=query_name)
@@ -100,8 +100,8 @@ class ExactlyOnce:
         run = self._runs.get(query_id)
         if run_id is not None and _decided.get((self._sink.name, query_id)) == (run_id, batch_id):
             raise InvalidArgumentError(
-                "this sink was called twice in one micro-batch, which is decided with the rows of the first call: "
-                "pass it the union of both, or use a sink for each",
+                "this sink was called twice in one micro-batch, and the first call's rows are already decided: pass "
+                "the union of both DataFrames, or use a sink for each",
                 sink=self._sink.name,
                 batch=batch_id,
             )
@@ -128,15 +128,15 @@ class ExactlyOnce:
         query_id = _spark_query_id(session)
         if not query_id:
             raise InvalidArgumentError(
-                "it is unknown which query this micro-batch belongs to: call the function in the thread in which "
-                "Spark calls foreachBatch; over Spark Connect name the query: exactly_once(sink, query_name='…')",
+                "the micro-batch's query is unknown: call the function in the thread in which Spark calls "
+                "foreachBatch; over Spark Connect, name the query: exactly_once(sink, query_name='…')",
                 sink=self._sink.name,
             )
         return query_id
 
 
 class _Run:
-    """Processes the micro-batches after one start of a query."""
+    """Writes the micro-batches of one run of a query."""
 
     def __init__(
         self, sink: TwoPhaseSink, query_id: str, replaces: str | None, session: SparkSession, run_id: str | None
@@ -149,7 +149,7 @@ class _Run:
         self.storage = decisions_storage(settings, configuration)
         self._sink, self._option_names = sink, frozenset({*options, *sink.credentials})
         self._query = SinkQuery(sink.name, query_id, replaces, options)
-        self._has_twins = configuration.get("spark.speculation", "false").lower() == "true"
+        self._speculates = configuration.get("spark.speculation", "false").lower() == "true"
         # Over Connect, a successor process may start while this one is still alive.
         process = ProcessId.of(os.getpid()) if is_classic(session) else None
         spark_query_id = _spark_query_id(session)
@@ -176,7 +176,7 @@ class _Run:
             query = SinkQuery(self._query.sink, self._query.query_id, self._query.replaces)
             task = WriteTask(self._sink, query, self._option_names, batch_id, schema, self._spares)
             try:
-                prepared = write_frame(frame, task, has_twins=self._has_twins)
+                prepared = write_frame(frame, task, speculates=self._speculates)
             except BaseException:
                 self.coordinator.give_up()
                 raise
@@ -230,7 +230,7 @@ def warn_of_other_sinks(configuration: Mapping[str, str], sink: str) -> None:
         others = [name for name in others if nearest_name(name, [sink])]
     for name in others:
         _log.warning(
-            "%s%s.* is set, but no sink of this name is defined so far: did you mean %r? Nothing reads it until one is",
+            "%s%s.* is set, but no sink has this name yet: did you mean %r? The setting has no effect until one has it",
             SINK_PREFIX,
             name,
             sink,
@@ -241,6 +241,6 @@ def decisions_storage(settings: Settings, configuration: Mapping[str, str]) -> O
     """Open the state directory, which stores decisions. Raises `InvalidArgumentError` if none is set."""
     if settings.state_dir is None:
         raise InvalidArgumentError(
-            f"a sink needs a place for its decisions: set {PREFIX}state.dir to a directory that outlives the query"
+            f"a sink stores its decisions in the state directory: set {PREFIX}state.dir to durable storage"
         )
     return open_storage(settings.state_dir, settings.storage_values(configuration))

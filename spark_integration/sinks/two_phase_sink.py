@@ -101,7 +101,7 @@ class SinkTransaction(ABC):
         Raises
         ------
         HoldfastError
-            The target refuses the rows. The attempt is aborted, and Spark may retry the task.
+            The target rejected the rows. The attempt is aborted, and Spark may retry the task.
         """
 
     @abstractmethod
@@ -117,11 +117,11 @@ class SinkTransaction(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Discard the writes after an error; an unreachable target is not an error."""
+        """Discard the writes after an error; ignore an unreachable target."""
 
 
 class TwoPhaseSink(ABC):
-    """A target for results; the module describes the contract.
+    """A target for results; see the module for its contract.
 
     An instance holds only configuration, no credentials or connections: it is pickled with the query's plan. The
     driver calls it for one query at a time, and never concurrently::
@@ -204,18 +204,18 @@ class TwoPhaseSink(ABC):
 
     @abstractmethod
     def abort(self, query: SinkQuery, handles: Sequence[Handle]) -> None:
-        """Abort prepared but undecided work; a missing handle is not an error."""
+        """Abort prepared but undecided work; ignore missing handles."""
 
     @abstractmethod
     def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
-        """Return the handles of the query's prepared work that was not ended; decided work may be included.
+        """Return the handles of the query's prepared work that has not ended; may include decided work.
 
-        Called when a run begins and after repeated tasks, while no task whose result counts is running.
+        Called when a run begins and after tasks were repeated, while only abandoned tasks may still run.
         """
 
 
 class ReusingSink(TwoPhaseSink):
-    """A sink whose attempts reuse names, because its target retains them for long, as Kafka does transactional ids."""
+    """A sink that reuses its attempts' names, because its target retains each for days, as Kafka does its ids."""
 
     @abstractmethod
     def begin_reusing(self, attempt: SinkAttempt, schema: pa.Schema, spare: Handle) -> SinkTransaction:
@@ -240,8 +240,8 @@ def begin(sink: TwoPhaseSink, attempt: SinkAttempt, schema: pa.Schema, spare: Ha
 def another_query(query: SinkQuery, other: str | None, **facts: object) -> ConflictError:
     """Return the error for a sink's name that belongs to another query."""
     return ConflictError(
-        "another query writes to this sink, or did: give the sink another name or, if this query continues the other "
-        "one's results and the other one has ended for good, name it: replaces=<its id>",
+        "another query writes to this sink, or wrote to it before: give the sink another name or, if the other query "
+        "has ended for good and this one continues its results, pass replaces=<its id>",
         sink=query.sink,
         query=query.query_id,
         other_query=other,
@@ -259,8 +259,8 @@ def column_names(what: str, given: Sequence[str]) -> tuple[str, ...]:
 def warn_of_another_driver(query: SinkQuery, batch_id: int) -> None:
     """Warn that a driver with a different state directory has already committed a micro-batch."""
     _log.warning(
-        "sink %s shows micro-batch %d already: another driver of query %s, with another state directory, was faster, "
-        "and what this one prepared is dropped. Stop one of them: a copy of a query needs its own sink",
+        "sink %s already shows micro-batch %d: another driver of query %s, with a different state directory, committed "
+        "it first, and this driver's rows are dropped. Stop one of them: a copy of a query needs its own sink",
         query.sink,
         batch_id,
         query.query_id,

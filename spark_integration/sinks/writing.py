@@ -112,7 +112,7 @@ def write_rows(
         try:
             transaction.abort()
         except Exception as other:  # noqa: BLE001  a failing sink must not mask the task's error
-            exc.add_note(f"and its abort failed: {type(other).__name__}")
+            exc.add_note(f"aborting its transaction failed, too: {type(other).__name__}")
         raise
 
 
@@ -134,8 +134,8 @@ def numbered(frame: DataFrame) -> DataFrame:
     return frame.toDF(*[f"c{i}" for i in range(len(frame.columns))])
 
 
-def write_frame(frame: DataFrame, task: WriteTask, *, has_twins: bool) -> Prepared:
-    """Run a micro-batch's tasks and return their results; `has_twins`: whether Spark runs tasks speculatively."""
+def write_frame(frame: DataFrame, task: WriteTask, *, speculates: bool) -> Prepared:
+    """Run a micro-batch's tasks and return their results; `speculates`: whether Spark runs tasks speculatively."""
     session = frame.sparkSession
     require_worker_python(session)
     frame = numbered(frame)
@@ -143,19 +143,19 @@ def write_frame(frame: DataFrame, task: WriteTask, *, has_twins: bool) -> Prepar
         # Connect does not report that a stage was restarted, so a spare handle might be used twice.
         task = replace(task, spares=())
     rows = frame.mapInArrow(task, _RETURNED).collect()
-    stages = {row.stage for row in rows}  # restarted, perhaps, as after a loss of shuffle files
-    began_twice = is_classic(session) and not all(_ended_at_once(session, stage) for stage in stages)
+    stages = {row.stage for row in rows}  # Spark restarts a stage after losing shuffle files, for example
+    began_twice = is_classic(session) and not all(_ran_once(session, stage) for stage in stages)
     if began_twice and task.spares:
         # Two attempts may share a spare handle, and one could end the other's transaction. Write all rows again.
         rows = frame.mapInArrow(replace(task, spares=()), _RETURNED).collect()
         return prepared_of(rows, repeated=True)
-    found = prepared_of(rows, repeated=has_twins or began_twice or any(row.repeated for row in rows))
+    found = prepared_of(rows, repeated=speculates or began_twice or any(row.repeated for row in rows))
     taken = {row.partition for row in rows if row.rows or row.repeated}
     return replace(found, unused=tuple(spare for i, spare in enumerate(task.spares) if i not in taken))
 
 
 def drop_frame(frame: DataFrame) -> int:
-    """Compute a micro-batch only to update its operators' state; return its number of rows."""
+    """Compute a micro-batch only to update the operators' state; return its number of rows."""
     counted = numbered(frame).mapInArrow(_counted, "rows long").collect()
     return sum(row.rows for row in counted)
 
@@ -164,7 +164,7 @@ def _counted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield pa.RecordBatch.from_pydict({"rows": pa.array([sum(batch.num_rows for batch in batches)], pa.int64())})
 
 
-def _ended_at_once(session: SparkSession, stage: int) -> bool:
+def _ran_once(session: SparkSession, stage: int) -> bool:
     """Return whether all tasks of a stage are known to have succeeded in its first attempt.
 
     Spark's tracker lags and drops events, but never reports a first attempt complete after a second has begun.

@@ -78,7 +78,7 @@ def test_a_copy_shows_nothing_twice(either: Case, tmp_path: Path, caplog: pytest
             copy.start(0, SCHEMA)
         for copy, rows in zip(copies, (ROWS, [*ROWS, ("c", 3)]), strict=True):
             copy.finish(0, Prepared((either.prepared(*rows),), len(rows)))
-    assert "shows micro-batch 0 already" in caplog.text
+    assert "already shows micro-batch 0" in caplog.text
     assert either.rows() == ROWS
     assert either.leftovers() == []
     assert either.open() == 0

@@ -72,7 +72,7 @@ def test_all_is_shown_once_and_a_restored_query_reads_what_was_left(
         assert shown(url) == CLOSED
         assert made.query.next_watermark_ms == BEGIN_MS + 51 * 60_000, "that of the query, before"
         assert not (lab.folder / "query-draining").exists()
-        with pytest.raises(StreamingQueryException, match="planned this micro-batch anew"):
+        with pytest.raises(StreamingQueryException, match="planned this micro-batch again"):
             writer(lab, query, sink, "query").start().awaitTermination()
         savepoints.restore(lab.spark, lab.folder / "savepoints", "end", lab.folder / "again", continue_sinks=True)
         feed(lab, LATER[1])

@@ -75,7 +75,7 @@ def write_twice(spark: SparkSession, folder: Path, spares: list[str]) -> dict[st
     task = WriteTask(sink, SinkQuery("csv", "query"), frozenset(), 0, schema, [{"file": spare} for spare in spares])
     prepared, given = [], []
     for _ in range(2):
-        found = write_frame(frame, task, has_twins=False)
+        found = write_frame(frame, task, speculates=False)
         prepared.append([found.rows, found.repeated, list(found.unused)])
         given = given or sink.given()
     return {"prepared": prepared, "given": given}

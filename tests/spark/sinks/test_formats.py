@@ -102,7 +102,7 @@ def test_kafka(session: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
 @pytest.mark.slow(40)
 @pytest.mark.parametrize("source", SINK_SOURCES)
 def test_a_missing_option_is_named(source: type[SinkSource]) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"give the option name, format={source.name()}"):
+    with pytest.raises(InvalidArgumentError, match=f"missing option name, format={source.name()}"):
         source({}).sink()
 
 

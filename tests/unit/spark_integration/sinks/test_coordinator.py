@@ -139,7 +139,7 @@ def test_a_continued_sink_keeps_the_plan_until_its_query_decides(url: str) -> No
     again = SinkQuery("model", "query-2")
     for _ in range(2):
         coordinator(url, target, again).start(1, SCHEMA, "a" * 32)
-    with pytest.raises(ConflictError, match="planned this micro-batch anew"):
+    with pytest.raises(ConflictError, match="planned this micro-batch again"):
         coordinator(url, target, again).start(1, SCHEMA, "b" * 32)
 
 
@@ -278,7 +278,7 @@ def test_a_driver_that_sleeps_while_decisions_are_pruned_decides_nothing(url: st
     late = show(url, target, QUERY, 0)
     show(url, target, QUERY, *range(1, 60), retained=2)
     target.prepared["late"] = 1
-    with pytest.raises(ConflictError, match="another driver of this query has begun"):
+    with pytest.raises(ConflictError, match="newer driver of this query has started"):
         late.finish(1, Prepared(({"id": "late"},), 1))
     assert target.shown(1) == {"query-1-1"}
 
@@ -311,7 +311,7 @@ def test_a_micro_batch_that_is_planned_anew_is_refused_and_ends_nobody(url: str)
         again = coordinator(url, target, QUERY)
         again.start(1, SCHEMA, plan)
         assert again.is_decided(1)
-    with pytest.raises(ConflictError, match=r"planned this micro-batch anew.*batch=1"):
+    with pytest.raises(ConflictError, match=r"planned this micro-batch again.*batch=1"):
         coordinator(url, target, QUERY).start(1, SCHEMA, "2b" * 16)
     target.prepared["two"] = 2
     again.finish(2, Prepared(({"id": "two"},), 1))
@@ -390,7 +390,7 @@ def test_old_entries_that_cannot_be_deleted_stop_nothing(url: str, caplog: pytes
         target.prepared[str(batch_id)] = batch_id
         run.finish(batch_id, Prepared(({"id": str(batch_id)},), 1))
     assert len(target.visible) == 40
-    assert "stay for now" in caplog.text
+    assert "old entries stay" in caplog.text
 
 
 def test_a_damaged_decision_stops_the_query(url: str) -> None:
