@@ -37,11 +37,7 @@ from holdfast.spark_integration.worker_python import require_worker_python
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_RETURNED = "partition int, stage int, repeated boolean, rows long, handle string"
-_RETURNED_ARROW = pa.schema(
-    [("partition", pa.int32()), ("stage", pa.int32()), ("repeated", pa.bool_()), ("rows", pa.int64()),
-     ("handle", pa.string())]
-)  # fmt: skip
+_RETURNED = "partition long, stage long, repeated boolean, rows long, handle string"
 # How long to wait for Spark's status tracker to catch up.
 _TRACKER_MS = 2000
 
@@ -69,7 +65,7 @@ class WriteTask(ImmediateAcks):
         )
         if rows or has_spare or repeated:
             row = {"partition": partition, "stage": stage, "repeated": repeated, "rows": rows, "handle": handle}
-            yield pa.RecordBatch.from_pylist([row], _RETURNED_ARROW)
+            yield pa.RecordBatch.from_pylist([row])
 
 
 def write_attempt(
@@ -161,7 +157,7 @@ def drop_frame(frame: DataFrame) -> int:
 
 
 def _counted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield pa.RecordBatch.from_pydict({"rows": pa.array([sum(batch.num_rows for batch in batches)], pa.int64())})
+    yield pa.RecordBatch.from_pylist([{"rows": sum(batch.num_rows for batch in batches)}])
 
 
 def _ran_once(session: SparkSession, stage: int) -> bool:
