@@ -8,15 +8,13 @@ URL to itself keeps the first query's columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pyarrow.types as pt
-import xxhash
 
 from holdfast.backends import stored_file
 from holdfast.backends.schema import decode_schema, encode_schema
@@ -228,17 +226,3 @@ def _size_of(storage: ObjectStorage, key: str) -> int:
         if not isinstance(size, int):
             raise
         return size
-
-
-def read_file(
-    storage: ObjectStorage, key: str, size_bytes: int, digest: str, columns: Sequence[str] | None = None
-) -> pa.Table:
-    """Read a file's rows. Raises `NotFoundError` if the file is gone, `CorruptionError` if it is damaged."""
-    data = storage.get(key, limit_bytes=size_bytes)
-    if len(data) != size_bytes or xxhash.xxh3_128(data).hexdigest() != digest:
-        raise CorruptionError("a file was altered or damaged", key=key, storage=storage.url)
-    try:
-        # partitioning=None: take columns only from the file, not from its path.
-        return pq.read_table(pa.BufferReader(data), columns=columns, partitioning=None)
-    except (pa.ArrowException, OSError) as exc:
-        raise CorruptionError(f"a file is not Parquet: {exc}", key=key, storage=storage.url) from exc

@@ -40,15 +40,8 @@ from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorag
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_url
 from holdfast.spark_integration.shard.task import io_executor
-from holdfast.spark_integration.sinks.files.location import FOLDER, check_columns, claim, read_file, writers_at
-from holdfast.spark_integration.sinks.files.sink import (
-    Attempts,
-    DataFile,
-    FileSink,
-    FileTarget,
-    PreparedAttempt,
-    file_name,
-)
+from holdfast.spark_integration.sinks.files.location import FOLDER, check_columns, claim, writers_at
+from holdfast.spark_integration.sinks.files.sink import Attempts, DataFile, FileSink, FileTarget, PreparedAttempt
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
 
 #: Attempts to list and read: a listed manifest may be merged away before it is read.
@@ -96,10 +89,10 @@ def read_parquet(
             )
         schema = pa.schema([there.field(name) for name in wanted])
 
-        def read(entry: Mapping[str, object]) -> pa.Table:
-            return _rows_of(storage, entry, wanted).select(wanted).cast(schema)
+        def read(file: DataFile) -> pa.Table:
+            return _rows_of(storage, file, wanted).select(wanted).cast(schema)
 
-        tables = list(io_executor().map(read, files.to_pylist()))
+        tables = list(io_executor().map(read, files))
     return pa.concat_tables([schema.empty_table(), *tables])
 
 
@@ -116,11 +109,10 @@ def parquet_files(url: str | os.PathLike[str], *, options: Mapping[str, str] | N
     url = str(parse_url(url))
     with open_storage(url, options or {}) as storage:
         _, files = _listed(storage)
-    names = map(file_name, files["attempt"].to_pylist(), files["number"].to_pylist())
-    return [f"{url}/{DATA}/{name}" for name in names]
+    return [f"{url}/{DATA}/{file.name}" for file in files]
 
 
-def _listed(storage: ObjectStorage) -> tuple[pa.Schema, pa.Table]:
+def _listed(storage: ObjectStorage) -> tuple[pa.Schema, list[DataFile]]:
     """Return the sink's columns and the committed files of all its queries."""
     writers = writers_at(storage)
     if writers.columns is None:
@@ -131,7 +123,7 @@ def _listed(storage: ObjectStorage) -> tuple[pa.Schema, pa.Table]:
             tables = [table for query_id in queries for table in _tables(storage, sink, query_id)]
         except NotFoundError:
             continue
-        return writers.columns, pa.concat_tables([FILES.empty_table(), *tables])
+        return writers.columns, [file for table in tables for file in _files(table)]
     raise UnavailableError("manifests are merged faster than they can be read: try again", storage=storage.url)
 
 
@@ -140,13 +132,20 @@ def _tables(storage: ObjectStorage, sink: str, query_id: str) -> list[pa.Table]:
     return list(io_executor().map(manifests.read, in_force(manifests.listed())))
 
 
-def _rows_of(storage: ObjectStorage, entry: Mapping[str, object], columns: Sequence[str]) -> pa.Table:
-    key = f"{DATA}/{file_name(str(entry['attempt']), int(str(entry['number'])))}"
+def _files(manifest: pa.Table, batch_id: int | None = None) -> list[DataFile]:
+    """Return the files that a manifest lists, or those of one micro-batch."""
+    if batch_id is not None:
+        manifest = manifest.filter(pc.equal(manifest["batch"], batch_id))
+    return [DataFile(details={}, **entry) for entry in manifest.drop_columns(["batch"]).to_pylist()]
+
+
+def _rows_of(storage: ObjectStorage, file: DataFile, columns: Sequence[str]) -> pa.Table:
+    key = f"{DATA}/{file.name}"
     try:
-        table = read_file(storage, key, int(str(entry["size_bytes"])), str(entry["digest"]), columns)
+        table = file.read_rows(storage, key, columns)
     except NotFoundError as exc:
         raise CorruptionError("a committed file is gone", key=key, storage=storage.url) from exc
-    if table.num_rows != entry["rows"]:
+    if table.num_rows != file.rows:
         raise CorruptionError("a committed file has a different number of rows", key=key, storage=storage.url)
     return table
 
@@ -258,8 +257,8 @@ class Manifests(FileTarget):
         within = next((one for one in in_force(self._there) if one.first <= batch_id <= one.last), None)
         if within is None:
             return False
-        shown = {(one["attempt"], one["number"]) for one in self.read(within).to_pylist() if one["batch"] == batch_id}
-        if shown != {(each.attempt, number) for each in prepared for number in range(each.count)}:
+        shown = {file.name for file in _files(self.read(within), batch_id)}
+        if shown != {name for each in prepared for name in each.names}:
             raise StateLostError(
                 "the sink shows different files for this micro-batch, or ended it without files",
                 batch=batch_id,

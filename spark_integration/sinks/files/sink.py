@@ -56,7 +56,7 @@ from holdfast.snapshotter.storage.options import CREDENTIALS, parse_url
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.retention import store_time_ms
 from holdfast.spark_integration.shard.task import io_executor
-from holdfast.spark_integration.sinks.files.location import FOLDER, read_file, sizes_of, storage_of
+from holdfast.spark_integration.sinks.files.location import FOLDER, sizes_of, storage_of
 from holdfast.spark_integration.sinks.two_phase_sink import (
     Handle,
     SinkAttempt,
@@ -163,6 +163,17 @@ class DataFile(Stored):
     @property
     def name(self) -> str:
         return file_name(self.attempt, self.number)
+
+    def read_rows(self, storage: ObjectStorage, key: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """Read the rows. Raises `NotFoundError` if the file is gone, `CorruptionError` if it is damaged."""
+        data = storage.get(key, limit_bytes=self.size_bytes)
+        if len(data) != self.size_bytes or xxhash.xxh3_128_hexdigest(data) != self.digest:
+            raise CorruptionError("a file was altered or damaged", key=key, storage=storage.url)
+        try:
+            # partitioning=None: take columns only from the file, not from its path.
+            return pq.read_table(pa.BufferReader(data), columns=columns, partitioning=None)
+        except (pa.ArrowException, OSError) as exc:
+            raise CorruptionError(f"a file is not Parquet: {exc}", key=key, storage=storage.url) from exc
 
 
 def _of_attempt(attempt: str, files: Iterable[DataFile], first: int = 0) -> list[DataFile]:
@@ -279,8 +290,7 @@ class Attempts:
         return files
 
     def rows(self, files: Sequence[DataFile]) -> pa.Table:
-        asked = [(self.storage, self.key_of(file.name), file.size_bytes, file.digest) for file in files]
-        return pa.concat_tables(io_executor().map(lambda each: read_file(*each), asked))
+        return pa.concat_tables(io_executor().map(lambda f: f.read_rows(self.storage, self.key_of(f.name)), files))
 
     def left(self) -> list[Handle]:
         """Return attempts with notes, and aborted attempts old enough that no put can still be in progress."""
