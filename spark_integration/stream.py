@@ -270,7 +270,7 @@ class GroupedStream:
         slideDuration: str | None = None,
         startTime: str | None = None,
     ) -> WindowedStream:
-        """Also group by time windows, as Spark's ``F.window`` does; then call `WindowedStream.agg`.
+        """Group by time windows as well, as Spark's ``F.window`` does; then call `WindowedStream.agg`.
 
         Parameters
         ----------
@@ -296,7 +296,7 @@ class GroupedStream:
         return windowed(self.df, self.grouping, timeColumn, windowDuration, slideDuration, startTime)
 
     def session(self, timeColumn: str | Column, gap: str | Column) -> SessionStream:
-        """Also group by sessions, as Spark's ``F.session_window`` does; then call `SessionStream.agg`.
+        """Group by sessions as well, as Spark's ``F.session_window`` does; then call `SessionStream.agg`.
 
         Parameters
         ----------

@@ -399,13 +399,13 @@ class AsofJoin(OperatorFunction):
         place, at_place = np.full(len(left), -1), 0  # index of the best row across all pieces
         entries = EntryRows(transaction, self.sides.right.state, len(keys.columns.columns), None)
         for some in entries.scan(keys, Near(rows, self.tolerance_us, len(keys)).ranges(0)):
-            asked = np.flatnonzero(np.isin(rows.key, some.places))
+            own = np.flatnonzero(np.isin(rows.key, some.places))
             of_piece = KeyedTimes(some.places, microseconds(some.own_keys.column(0)))
-            found = Near(of_piece, self.tolerance_us, len(keys)).latest(rows.take(asked))
-            is_better = (found >= 0) & (of_piece.at[found] > best[asked])
-            asked, found = asked[is_better], found[is_better]
+            found = Near(of_piece, self.tolerance_us, len(keys)).latest(rows.take(own))
+            is_better = (found >= 0) & (of_piece.at[found] > best[own])
+            own, found = own[is_better], found[is_better]
             each, which = np.unique(found, return_inverse=True)  # several rows may share a match
-            best[asked], place[asked] = of_piece.at[found], at_place + which
+            best[own], place[own] = of_piece.at[found], at_place + which
             pieces.append(take(some.values, each))
             at_place += len(each)
         return place, pa.Table.from_batches(pieces, self.sides.right.state.value).combine_chunks()

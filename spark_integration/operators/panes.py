@@ -47,9 +47,9 @@ class WindowPlaces:
     def of(cls, session: SparkSession, length: str, slide: str | None = None, start: str | None = None) -> WindowPlaces:
         """Return the places of Spark's `window` for these durations. Raises Spark's errors."""
         length_us = after_1970(session, F.window("t", length), "end")
-        apart = slide or length
+        every = slide or length
         slide_us = length_us if slide is None else after_1970(session, F.window("t", slide), "end")
-        start_us = 0 if start is None else after_1970(session, F.window("t", apart, apart, start), "start") % slide_us
+        start_us = 0 if start is None else after_1970(session, F.window("t", every, every, start), "start") % slide_us
         return cls(length_us, slide_us, start_us)
 
     @property

@@ -519,8 +519,8 @@ class Coordinator:
         except FencedError:
             raise
         except Exception as exc:  # noqa: BLE001  a sink's own error may have any type and text
-            said = exc if isinstance(exc, HoldfastError) else type(exc).__name__
-            _log.warning("sink %r keeps prepared transactions until the next start: %s", self._query.sink, said)
+            shown = exc if isinstance(exc, HoldfastError) else type(exc).__name__
+            _log.warning("sink %r keeps prepared transactions until the next start: %s", self._query.sink, shown)
 
     def _prune(self) -> None:
         assert self._entry is not None

@@ -235,8 +235,8 @@ class StateTable:
     ttl : str, optional
         The same as a duration, such as ``"7 days"``.
     by : {"processing time", "event time"}
-        The clock: Spark's processing time, or the watermark. With the watermark, a write counts as made at the latest
-        event time of the key's rows in the micro-batch.
+        The clock: Spark's processing time, or the watermark, for which the time of a write is the latest event time of
+        the key's rows in the micro-batch.
 
     Examples
     --------

@@ -238,8 +238,8 @@ class TableCommits(FileTarget):
         commit = self._merging(_newest_rows(self._attempts.rows(files), self._keys)) if self._keys else None
         commit = commit or self._appending([_add_action(file) for file in files])
         attempts = _digest(prepared)
-        said = {"sink": self._query.sink, "query": self._query.query_id, "batch": batch_id, "attempts": attempts}
-        faster: ConflictError | None = None
+        metadata = {"sink": self._query.sink, "query": self._query.query_id, "batch": batch_id, "attempts": attempts}
+        lost: ConflictError | None = None
         for _ in range(_TRIES):
             table = self._kept.current()
             if self._newest(table) >= batch_id:
@@ -254,13 +254,13 @@ class TableCommits(FileTarget):
                     **exc.facts,
                 ) from exc
             marks = [Transaction(self._application, batch_id), Transaction(f"{self._application}/attempts", attempts)]
-            properties = CommitProperties(custom_metadata={"holdfast": said}, app_transactions=marks)
+            properties = CommitProperties(custom_metadata={"holdfast": metadata}, app_transactions=marks)
             before = table.version()
             try:
                 with self._kept.translated("commit"):
                     commit(table, properties)
             except ConflictError as exc:
-                faster = exc
+                lost = exc
                 continue
             self._kept.sync(self._kept.current(), before)
             return
@@ -268,7 +268,7 @@ class TableCommits(FileTarget):
             "other writers committed to the Delta table first at every attempt: reduce their number",
             table=self._url,
             tries=_TRIES,
-            detail=faster and faster.facts["detail"],
+            detail=lost and lost.facts["detail"],
         )
 
     def _appending(self, adds: Sequence[AddAction]) -> _Commit:
@@ -306,8 +306,8 @@ class TableCommits(FileTarget):
         protocol, metadata = table.protocol(), table.metadata()
         demands = metadata.id, table.schema().to_json(), metadata.partition_columns, metadata.configuration
         features = protocol.min_writer_version, sorted(protocol.writer_features or ())
-        asked = *demands, features, columns, self._keys, self._partition_by
-        if asked == self._kept.checked:
+        checked = *demands, features, columns, self._keys, self._partition_by
+        if checked == self._kept.checked:
             return
         check_features(table, upsert=bool(self._keys))
         check_schema(table, columns, self._partition_by)
@@ -318,7 +318,7 @@ class TableCommits(FileTarget):
             commit = self._appending([AddAction("part-0.parquet", 0, dict.fromkeys(self._partition_by), 0, True, "{}")])
         with self._kept.translated("rehearse"):
             rehearse(table, lambda copy: commit(copy, CommitProperties()))
-        self._kept.checked = asked
+        self._kept.checked = checked
 
     def _newest(self, table: DeltaTable) -> int:
         with self._kept.translated("read"):
@@ -329,9 +329,9 @@ class TableCommits(FileTarget):
         """Return the digest of an older micro-batch's attempts; None if the log no longer contains it."""
         wanted = (self._query.sink, self._query.query_id, batch_id)
         with self._kept.translated("read"):
-            for said in (commit.get("holdfast") for commit in table.history()):
-                if isinstance(said, dict) and (said.get("sink"), said.get("query"), said.get("batch")) == wanted:
-                    return said.get("attempts")
+            for own in (commit.get("holdfast") for commit in table.history()):
+                if isinstance(own, dict) and (own.get("sink"), own.get("query"), own.get("batch")) == wanted:
+                    return own.get("attempts")
         return None
 
     def _created(self, schema: pa.Schema, *, create: bool) -> DeltaTable:
@@ -339,8 +339,8 @@ class TableCommits(FileTarget):
             raise InvalidArgumentError("there is no Delta table: create it, or pass create=True", table=self._url)
         try:
             with self._kept.translated("create"):
-                options, apart = self._kept.storage_options, list(self._partition_by)
-                DeltaTable.create(self._url, delta_schema(schema), partition_by=apart, storage_options=options)
+                options, partitions = self._kept.storage_options, list(self._partition_by)
+                DeltaTable.create(self._url, delta_schema(schema), partition_by=partitions, storage_options=options)
         except (ConflictError, UnavailableError, InvalidArgumentError):
             # Another writer may have created the table concurrently, or the reply was lost.
             with suppress(NotFoundError):

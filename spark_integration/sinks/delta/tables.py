@@ -1,7 +1,6 @@
-"""Open Delta tables of this process: storage options, fsync, and translation of `deltalake`'s errors.
+"""A process's open Delta tables: storage options, fsync, and translation of `deltalake`'s errors.
 
-A process keeps each table that it has used open, and reads only the new entries of its log: the time for a full read
-grows with the number of files.
+A process keeps its tables open and reads only new log entries, because a full read takes longer with each file.
 """
 
 from __future__ import annotations

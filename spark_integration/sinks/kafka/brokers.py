@@ -150,7 +150,7 @@ class BrokerConnection:
                 self._socket = security.tls.wrap_socket(self._socket, server_hostname=address[0])
             code, self._known = self.ask(protocol.api_versions())
             if code or not self._known:
-                raise MalformedAnswerError(f"no versions: {name_of(code)}")
+                raise MalformedAnswerError(f"the broker lists no versions: {name_of(code)}")
             if security.login is not None:
                 self._log_in(security.login, clock.new_id() + clock.new_id())
         except BaseException:
@@ -162,7 +162,7 @@ class BrokerConnection:
         low, high = self._known.get(request.key, (0, -1)) if self._known else (0, request.version)
         if not low <= request.version <= high:
             raise InvalidArgumentError(
-                "the broker lacks a request that this sink needs; use Kafka 3.0 or newer",
+                "the broker does not support a request of this sink; use Kafka 3.0 or newer",
                 request=request.name,
                 version=request.version,
                 broker_knows=f"{low}..{high}",

@@ -75,7 +75,7 @@ _log = logging.getLogger("holdfast.kafka")
 _NO_ID = "0" * 32
 _KAFKAS_TIMEOUT_MS = 900_000  # the default of transaction.max.timeout.ms
 _MAY_WRITE = 1 << 4
-# By ``bootstrap.servers``: read once per process.
+# The brokers' limits by ``bootstrap.servers``, read once per process.
 _limits_ms: dict[str, int] = {}
 
 

@@ -69,10 +69,10 @@ def translated(doing: str, **facts: object) -> Iterator[None]:
 def _translated(exc: psycopg.Error, doing: str, facts: dict[str, object]) -> HoldfastError:
     state = exc.sqlstate or ""
     lines = (exc.diag.message_primary or str(exc)).strip().splitlines()
-    said = lines[0] if lines else type(exc).__name__
+    text = lines[0] if lines else type(exc).__name__
     named = {"column": exc.diag.column_name, "constraint": exc.diag.constraint_name}
     facts |= {what: name for what, name in named.items() if name is not None}
-    if state == "53200" and "prepared transactions" in said:
+    if state == "53200" and "prepared transactions" in text:
         return UnavailableError(
             "the server has reached max_prepared_transactions; raise it above the number of partitions of all "
             "queries, or end prepared transactions that are no longer needed (pg_prepared_xacts)",
@@ -82,26 +82,26 @@ def _translated(exc: psycopg.Error, doing: str, facts: dict[str, object]) -> Hol
         return InvalidArgumentError(_NO_SESSION, **facts)
     if state == _LOCKED:
         return UnavailableError(
-            f"another session held a lock for longer than lock_timeout while {doing}: {said}; see pg_locks", **facts
+            f"another session held a lock for longer than lock_timeout while {doing}: {text}; see pg_locks", **facts
         )
     if state[:2] == "53" and exc.diag.message_hint:
-        said = f"{said}: {exc.diag.message_hint}"
+        text = f"{text}: {exc.diag.message_hint}"
     is_away = state[:2] in _AWAY or state in _LOST_A_RACE | _TIMED_OUT
     if not state:
         connection_failed = isinstance(exc, psycopg.OperationalError | psycopg.InterfaceError)
-        is_away = connection_failed and not any(text in said for text in _REFUSED)
+        is_away = connection_failed and not any(part in text for part in _REFUSED)
     if is_away:
-        return UnavailableError(f"PostgreSQL did not answer while {doing}: {said}", **facts)
+        return UnavailableError(f"PostgreSQL did not answer while {doing}: {text}", **facts)
     if state[:2] == "22" or state in _DOES_NOT_FIT:
-        return SchemaMismatchError(f"PostgreSQL rejected a value while {doing}: {said}", **facts)
+        return SchemaMismatchError(f"PostgreSQL rejected a value while {doing}: {text}", **facts)
     if state[:2] == "23":
         return InvalidArgumentError(
-            f"a table constraint rejected a row while {doing}: {said}; correct the query or the constraint",
+            f"a table constraint rejected a row while {doing}: {text}; correct the query or the constraint",
             **facts,
         )
     if state == "42501":
-        return InvalidArgumentError(f"missing permission while {doing}: {said}; grant it to the sink's user", **facts)
-    return InvalidArgumentError(f"PostgreSQL reported an error while {doing}: {said}", **facts)
+        return InvalidArgumentError(f"missing permission while {doing}: {text}; grant it to the sink's user", **facts)
+    return InvalidArgumentError(f"PostgreSQL reported an error while {doing}: {text}", **facts)
 
 
 #: Options that hold credentials.
@@ -109,8 +109,8 @@ SECRETS = {"password", "sslpassword", "oauth_client_secret"}
 # The server must not lose a commit in a crash. Values of this setting other than off are safe.
 _SETTLED = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 # An ALTER TABLE may wait for a prepared transaction, a worker for the ALTER TABLE, and the driver, which alone can end
-# the prepared transaction, for the worker: a deadlock that the server cannot detect. It also keeps the open transaction
-# of a frozen client forever, and of a vanished client for two hours of TCP keepalive. Non-default settings are kept.
+# the prepared transaction, for the worker: a deadlock that the server cannot detect. It also keeps a frozen client's
+# open transaction forever, and a vanished client's for two hours of TCP keepalive. Non-default settings are kept.
 _PATIENT = """
 SELECT set_config(name, wanted, false) FROM pg_settings JOIN (VALUES
     ('lock_timeout', '60s'), ('idle_in_transaction_session_timeout', '60s'), ('tcp_keepalives_idle', '30'),
@@ -316,12 +316,12 @@ def lent(to: Mapping[str, str], application: str) -> Iterator[Session]:
 
 def require_own_session(session: Session, lend: Callable[[], AbstractContextManager[Session]]) -> None:
     """Raise `InvalidArgumentError` if a pooler shares server sessions and their settings between transactions."""
-    asked = "SELECT pg_backend_pid()"
-    mine = session.run(asked)
+    query = "SELECT pg_backend_pid()"
+    mine = session.run(query)
     if mine == [(session.connection.info.backend_pid,)]:  # a pooler reports a different pid at connection time
         return
     with lend() as other:
-        if other.run(asked) == mine:
+        if other.run(query) == mine:
             raise InvalidArgumentError(_NO_SESSION)
 
 

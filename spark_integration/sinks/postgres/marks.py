@@ -191,11 +191,11 @@ class MarkTables:
                     table=f"{self.schema}.{name}",
                 )
         if SINKS in rights and not self.session.run(_HAS_TARGET, [self.schema]):
-            said = self._sql(_TAKE_TARGET)
+            adopt = self._sql(_TAKE_TARGET)
             raise InvalidArgumentError(
                 "the sinks' marks lack their target table: another version of holdfast made them. To adopt them, run "
                 "these statements, the second for each sink that still writes to its original table: "
-                f"{said.as_string()}",
+                f"{adopt.as_string()}",
                 table=f"{self.schema}.{SINKS}",
             )
         if not complete:
@@ -244,8 +244,8 @@ class MarkTables:
 
     def shown(self, *, lock: bool = False) -> Shown:
         """Return the sink's marks; with `lock`, hold a row lock until the transaction ends."""
-        asked = self._sql(_NEWEST + (" FOR UPDATE" if lock else ""))
-        marked = self.session.run(asked, [self.target.oid, self.query.sink])
+        query = self._sql(_NEWEST + (" FOR UPDATE" if lock else ""))
+        marked = self.session.run(query, [self.target.oid, self.query.sink])
         return Shown(marked[0][0], int(marked[0][1]), marked[0][2]) if marked else Shown(None, -1, is_there=True)
 
     def show(self, batch_id: int) -> None:

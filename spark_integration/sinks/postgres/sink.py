@@ -330,9 +330,9 @@ class Ending:
                  for name in self._target.indexed if name in staged.columns]  # fmt: skip
         if not sizes:
             return False
-        ask = sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE {} > {})")
+        query = sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE {} > {})")
         size = sql.SQL(" + ").join(sizes)
-        return bool(self._session.run(ask.format(staged.identifier, size, sql.Literal(_INDEXED_BYTES_MAX)))[0][0])
+        return bool(self._session.run(query.format(staged.identifier, size, sql.Literal(_INDEXED_BYTES_MAX)))[0][0])
 
     def _commit_staged(self, batch_id: int, parts: Sequence[PreparedPart]) -> None:
         # A concurrent commit of this micro-batch waits for this lock, and then finds the work done.
