@@ -58,8 +58,6 @@ WINDOW_START, WINDOW_END = "window_start", "__holdfast_end"
 
 @dataclass(frozen=True)
 class Window:
-    """The windows of an aggregation."""
-
     column: str  #: The output column, a struct of start and end
     places: WindowPlaces
     is_watched: bool  #: Whether a watermark closes the windows
@@ -81,7 +79,6 @@ class Aggregation(OperatorFunction):
 
     @property
     def before_shuffle(self) -> PartialAggregation:
-        """The aggregation of rows before the shuffle."""
         places = self.window.places if self.window is not None and self.window.places.overlap else None
         return PartialAggregation(self.accumulators, self._state, WINDOW_END if self._has_ends else None, places)
 

@@ -46,8 +46,6 @@ _HOW: dict[str, How] = {
 
 @dataclass(frozen=True)
 class _Input:
-    """One side of a join."""
-
     df: DataFrame
     keys: list[StructField]
     time: StructField  #: The column with the watermark

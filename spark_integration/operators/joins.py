@@ -111,7 +111,6 @@ class SideRows:
 
     @property
     def row_bytes(self) -> int:
-        """The average size of a row in bytes."""
         return int(self.values.nbytes) // max(1, len(self.key))
 
     def shown(self, rows: IntArray) -> list[pa.Array]:
@@ -129,8 +128,6 @@ class Waiting(NamedTuple):
 
 @dataclass(frozen=True)
 class Sides:
-    """Both sides of a join."""
-
     key_types: pa.Schema
     left: JoinSide
     right: JoinSide
@@ -148,7 +145,6 @@ class Sides:
         return pa.schema([*self.key_types, *((free_name(name, self.key_types), t) for name, t in own.items())])
 
     def tables(self) -> Mapping[str, TableSchema]:
-        """Return the state tables by name."""
         return {side.table: side.state for side in (self.left, self.right)} | dict(Ends.tables(self._index_key))
 
     def rows_of(self, batch: ShardInput) -> tuple[Keys, SideRows, SideRows]:

@@ -203,7 +203,6 @@ class _Listed:
 
     @classmethod
     def of(cls, entries: Iterable[Entries], schema: TableSchema) -> Self:
-        """Return the stored rows of `entries`."""
         found = list(entries)
         places = [some.own_keys.column(0).to_numpy().astype(np.int64) for some in found]
         place = np.concatenate([np.zeros(0, np.int64), *places])
@@ -299,8 +298,6 @@ class NewestRows:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The columns to rank by."""
-
     columns: tuple[str, ...]
     ascending: tuple[bool, ...]  #: Per column, whether the smallest value comes first
 

@@ -216,7 +216,6 @@ def session_configuration(session: SparkSession, sink: TwoPhaseSink) -> dict[str
 
 
 def sink_options(configuration: Mapping[str, str], sink: str) -> dict[str, str]:
-    """Return a sink's options from the settings."""
     prefix = f"{SINK_PREFIX}{sink}."
     return {name.removeprefix(prefix): value for name, value in configuration.items() if name.startswith(prefix)}
 

@@ -113,7 +113,6 @@ class ShardState:
 
 
 def _filled(values: pa.Table, default: object) -> pa.Table:
-    """Replace nulls by a default."""
     names = values.schema.names
     defaults = default if isinstance(default, Mapping) else dict.fromkeys(names, default)
     for name, value in defaults.items():

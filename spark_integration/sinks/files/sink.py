@@ -244,7 +244,6 @@ class Attempts:
         self._files = f"{self.folder}staged/" if folder is None else folder
 
     def key_of(self, name: str) -> str:
-        """Return a file's key."""
         return self._files + name
 
     def note(self, attempt: str, number: int, first_file: int, files: Sequence[DataFile]) -> None:

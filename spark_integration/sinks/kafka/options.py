@@ -85,7 +85,6 @@ class ClientOptions:
         return {**_DEFAULTS, **self.values, "transactional.id": transactional_id, TIMEOUT: timeout_ms}
 
     def servers(self) -> list[tuple[str, int]]:
-        """Return the addresses of ``bootstrap.servers``."""
         return [_address(part) for part in self.values[SERVERS].split(",") if part.strip()]
 
     def security(self) -> Security:

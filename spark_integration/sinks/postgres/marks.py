@@ -79,7 +79,6 @@ def transactions_of(query: SinkQuery) -> str:
 
 
 def transaction_name(attempt: SinkAttempt) -> str:
-    """Return the name of an attempt's prepared transaction."""
     return f"{transactions_of(attempt.query)}{attempt.batch_id}:{attempt.partition}:{attempt.attempt_id}"
 
 
@@ -89,7 +88,6 @@ def tables_of(query: SinkQuery) -> str:
 
 
 def table_name(attempt: SinkAttempt) -> str:
-    """Return the name of an attempt's staging table."""
     return f"{tables_of(attempt.query)}{attempt.partition}_{attempt.attempt_id}"
 
 

@@ -222,8 +222,6 @@ _INDEXED_BYTES_MAX = 2_000
 
 
 class StagingTable(NamedTuple):
-    """An existing staging table."""
-
     part: PreparedPart
     columns: dict[str, str]  #: Column name to SQL type
     checks: set[str]  #: Names of its CHECK constraints
