@@ -53,7 +53,7 @@ State = Literal["running", "stopped", "stale", "failing"]
 #: The pace is determined from this many last micro-batches.
 RECENT = 20
 #: This many starts without a commit are a failure: the first may have been killed, the second may still be running.
-STARTS_IN_VAIN = 3
+STUCK_AFTER_STARTS = 3
 _NO_LOG = "pass the query's checkpointLocation as well"
 #: Names and types of the ``key`` and ``value`` columns, by table.
 SparkTables = dict[str, dict[str, list[tuple[str, str]]]]
@@ -399,11 +399,11 @@ def judge(signs: Signs, now_ms: int) -> Verdict:
         return Verdict("failing", of_batch.stored_ms, why, of_batch)
     if signs.awaits_start and not signs.measured:
         return Verdict("stopped", signs.stored_ms, "Created from another query, and not started yet.")
-    if vain := _starts_in_vain(signs):
-        return vain
-    resting = _at_rest(signs, pace, now_ms)
-    if resting:
-        return resting
+    if stuck := _stuck(signs):
+        return stuck
+    idle = _idle(signs, pace, now_ms)
+    if idle:
+        return idle
     if newest:
         what = newest.key.partition("/")[2].rpartition("-")[0]
         effect = "storage grows" if what == "clean-up" else "commits pile up, and the query will have to wait"
@@ -424,23 +424,21 @@ def _running(signs: Signs, now_ms: int) -> Verdict:
     return Verdict("running", since_ms, f"Last active {ago(seen_ms, now_ms)}, according to {shown_by}.")
 
 
-def _starts_in_vain(signs: Signs) -> Verdict | None:
-    """Return a verdict if repeated starts make no progress."""
+def _stuck(signs: Signs) -> Verdict | None:
+    """Return a verdict if repeated starts reach the same micro-batch without committing it."""
     run = signs.run
     if run is None or run.batch_id is None or (signs.committed_id or -1) >= run.batch_id:
         return None
     same = [one for one in signs.runs if one.batch_id == run.batch_id]
-    if len(same) < STARTS_IN_VAIN:
+    if len(same) < STUCK_AFTER_STARTS:
         return None
-    vain = "none has committed it" if signs.log else "none is known to have committed it"
-    why = (
-        f"{len(same)} starts have reached micro-batch {run.batch_id:,}, and {vain}; the error is in the program's own "
-        "log."
-    )
+    reached = f"{len(same)} starts have reached micro-batch {run.batch_id:,}"
+    outcome = "none has committed it" if signs.log else "none is known to have committed it"
+    why = f"{reached}, and {outcome}; the error is in the program's own log."
     return Verdict("failing", same[0].started_ms, why)
 
 
-def _at_rest(signs: Signs, pace: Pace, now_ms: int) -> Verdict | None:
+def _idle(signs: Signs, pace: Pace, now_ms: int) -> Verdict | None:
     """Return a verdict of stopped or stale; None if the query is active."""
     seen_ms, shown_by = signs.seen
     if not seen_ms:
@@ -504,16 +502,16 @@ def health_of(
         ),
         next(iter(known), None),
     )
-    rows, left = _rows(signs), _left(signs)
-    figures: tuple[Figure, ...] = (_often(pace, signs), rows, _takes(pace, signs), left)
+    rows, pending = _rows(signs), _pending(signs)
+    figures: tuple[Figure, ...] = (_frequency(pace, signs), rows, _batch_duration(pace, signs), pending)
     if found.state == "stopped":  # no process can provide them
-        figures = tuple(one for one in figures if one.value != "unknown" or one not in (rows, left))
+        figures = tuple(one for one in figures if one.value != "unknown" or one not in (rows, pending))
     return Health(
         query_id, tuple(operators), found.state, found.since_ms, found.why, figures, newest, signs.committed_id
     )
 
 
-def _often(pace: Pace, signs: Signs) -> Figure:
+def _frequency(pace: Pace, signs: Signs) -> Figure:
     name = "Micro-batches per minute"
     if pace.batches < 2 or not pace.span_ms:
         is_known = pace.known_from or signs.log is not None
@@ -534,7 +532,7 @@ def _rows(signs: Signs) -> Figure:
     return Figure(name, value, f"the last {len(last)} micro-batches of {last[0].operator}, from this machine's servers")
 
 
-def _takes(pace: Pace, signs: Signs) -> Figure:
+def _batch_duration(pace: Pace, signs: Signs) -> Figure:
     name = "Micro-batch duration"
     if pace.takes_ms is None:
         return Figure(name, "unknown", _NO_LOG if signs.log is None else "Spark's log has no committed micro-batch")
@@ -549,7 +547,7 @@ def _takes(pace: Pace, signs: Signs) -> Figure:
     return Figure(name, value, f"from plan to commit, and to the next plan, in Spark's log; {rest}")
 
 
-def _left(signs: Signs) -> Figure:
+def _pending(signs: Signs) -> Figure:
     """Return the planned, uncommitted input: Spark logs what it has read, not what its sources still hold."""
     name = "Pending input"
     if signs.planned:

@@ -64,7 +64,7 @@ def require_arrow_streams(version: str = pyspark.__version__) -> None:
     """Reject a Spark whose streams cannot be written as Arrow batches. Raises `InvalidArgumentError`."""
     if minor_version(version) < STREAMS_TO_ARROW:
         raise InvalidArgumentError(
-            "sinks are data sources since Spark 4.1: write with foreachBatch(holdfast.sinks.exactly_once(sink))",
+            "before Spark 4.1, sinks are not data sources: write with foreachBatch(holdfast.sinks.exactly_once(sink))",
             spark=version,
         )
 

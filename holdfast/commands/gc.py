@@ -88,35 +88,35 @@ def gc(
             )
         now_ms = store_time_ms(PrefixedStorage(target.storage, next(iter(target.listing.operators))))
         before_ms = now_ms - int(grace_ms)
-        outcomes, ours = _plans(target, retain, now_ms, before_ms)
+        outcomes, owned = _plans(target, retain, now_ms, before_ms)
         if not as_json:
             _show(target, outcomes, dry_run=dry_run)
-        going = [outcome for outcome in outcomes if outcome.plan.delete]
-        count = sum(len(outcome.plan.delete) for outcome in going)
-        if dry_run or (going and not yes and not click.confirm(f"Delete {count:,} objects?")):
+        to_delete = [outcome for outcome in outcomes if outcome.plan.delete]
+        count = sum(len(outcome.plan.delete) for outcome in to_delete)
+        if dry_run or (to_delete and not yes and not click.confirm(f"Delete {count:,} objects?")):
             aborted = None
         else:
             with items_shown("deleting", count) as on_done:
-                for outcome in target.executor.map(partial(_carry_out, target), going):
+                for outcome in target.executor.map(partial(_carry_out, target), to_delete):
                     on_done(len(outcome.plan.delete))
-            folders = [*ours, *([] if operator else [RESCALING])]
+            folders = [*owned, *([] if operator else [RESCALING])]
             aborted = _abort_uploads(target, folders, before_ms, outcomes)
         if as_json:
             target.show({"dry_run": dry_run, "now_ms": now_ms, **_document(outcomes, aborted)})
         else:
-            _conclude(target, outcomes, aborted)
+            _summarize(target, outcomes, aborted)
     if any(outcome.error for outcome in outcomes):
         sys.exit(1)
 
 
 def _plans(target: StateDirectory, retain: int | None, now_ms: int, before_ms: int) -> tuple[list[Outcome], list[str]]:
     """Return the plans, and the operators with a readable record; other folders may not be holdfast's."""
-    work, outcomes, ours = [], _of_rescaling(target, before_ms), []
+    work, outcomes, owned = [], _interrupted_rescales(target, before_ms), []
     for name, operator in target.listing.operators.items():
         try:
             record = read_operator(target.storage, name)
-            ours.append(name)
-            outcomes.append(_beside_shards(operator, before_ms))
+            owned.append(name)
+            outcomes.append(_outside_shards(operator, before_ms))
             retained = retain or retained_versions(target.storage, record)
         except (CorruptionError, NotFoundError) as exc:
             outcomes.append(Outcome(CleanUpPlan(name, 0), {}, exc))
@@ -129,10 +129,10 @@ def _plans(target: StateDirectory, retain: int | None, now_ms: int, before_ms: i
         for outcome in target.executor.map(lambda pair: outcome_of(pair[0], retain=pair[1]), work):
             outcomes.append(outcome)
             on_done(1)
-    return outcomes, ours
+    return outcomes, owned
 
 
-def _of_rescaling(target: StateDirectory, before_ms: int) -> list[Outcome]:
+def _interrupted_rescales(target: StateDirectory, before_ms: int) -> list[Outcome]:
     """Plan the deletion of objects that interrupted rescales left and no process still writes."""
     outcomes = []
     for folder, infos in target.listing.rescaling.items():
@@ -158,7 +158,7 @@ def _restored_ms(target: StateDirectory, folder: str) -> Iterator[int]:
             yield from (stored.modified_ms for stored in shard.objects.values())
 
 
-def _beside_shards(operator: OperatorListing, before_ms: int) -> Outcome:
+def _outside_shards(operator: OperatorListing, before_ms: int) -> Outcome:
     found = dict.fromkeys(operator.probes(), "left by a storage probe")
     found |= dict.fromkeys(operator.besides(), "the claim of a second concurrent run")
     old = {info: reason for info, reason in found.items() if info.modified_ms <= before_ms}
@@ -214,13 +214,13 @@ def _show(target: StateDirectory, outcomes: list[Outcome], *, dry_run: bool) -> 
         target.console.print(f"… and {len(rows) - _ROWS_SHOWN:,} more; --json lists all")
 
 
-def _conclude(target: StateDirectory, outcomes: list[Outcome], aborted: int | None) -> None:
+def _summarize(target: StateDirectory, outcomes: list[Outcome], aborted: int | None) -> None:
     console = target.console
-    going, kept = sum(len(o.plan.delete) for o in outcomes), sum(len(o.plan.keep) for o in outcomes)
+    deleted, kept = sum(len(o.plan.delete) for o in outcomes), sum(len(o.plan.keep) for o in outcomes)
     failed = [o for o in outcomes if o.error]
     partly = any(outcome.plan.delete for outcome in failed)
     verb = "would be deleted" if aborted is None else "were to be deleted" if partly else "deleted"
-    console.print(f"{going:,} objects {verb}, {size(sum(sum(o.sizes.values()) for o in outcomes))}; {kept:,} kept")
+    console.print(f"{deleted:,} objects {verb}, {size(sum(sum(o.sizes.values()) for o in outcomes))}; {kept:,} kept")
     if aborted:
         console.print(f"{aborted:,} unfinished uploads were removed")
     if target.listing.unknown:

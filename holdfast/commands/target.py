@@ -41,8 +41,6 @@ _Command = Callable[..., None]
 
 @dataclass(frozen=True)
 class StateDirectory:
-    """An open state directory."""
-
     storage: ObjectStorage
     executor: Executor  #: For parallel requests
     listing: StateDirListing  #: All operators, or the requested one

@@ -288,7 +288,7 @@ class TwsTester:
         self._in_pandas = False
         rows = [row for row in input if not self._is_late(row)]
         typed = spark_versions.rows_to_arrow(rows, self._input) if self._input is not None and rows else None
-        return self._called(key, rows, typed)
+        return self._run_key(key, rows, typed)
 
     def testInPandas(self, key: Any, input: pd.DataFrame) -> pd.DataFrame:  # noqa: A002
         """Run a micro-batch like `test`, with pandas frames."""
@@ -296,12 +296,12 @@ class TwsTester:
         on_time = [not self._is_late(row) for _, row in input.iterrows()] if self._event_time else [True] * len(input)
         frame = input.loc[on_time].reset_index(drop=True)
         if self._input is None:
-            return self._called(key, [frame] if len(frame) else [], None)
+            return self._run_key(key, [frame] if len(frame) else [], None)
         columns = [frame[name] for name in self._input.names]
         rows = spark_versions.pandas_to_arrow(columns, self._input, self._by_frame.frame_format.timezone)
-        return self._called(key, [], pa.Table.from_batches([rows]))
+        return self._run_key(key, [], pa.Table.from_batches([rows]))
 
-    def _called(self, key: Any, pieces: list[Any], typed: pa.Table | None) -> Any:
+    def _run_key(self, key: Any, pieces: list[Any], typed: pa.Table | None) -> Any:
         """Run a micro-batch of a key, on typed rows or on the test's pieces."""
         if typed is None or self._input is None:
             return self._returned(self._run(self._keys(key, len(pieces)), _numbers(len(pieces)), pieces))

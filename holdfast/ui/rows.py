@@ -32,8 +32,6 @@ _ROWS_OF_KEY_MAX = 20
 
 @dataclass(frozen=True)
 class TextTable:
-    """Rows as text."""
-
     name: str  #: The name of the state table
     columns: list[tuple[str, bool]]  #: Name, and whether it is a number, aligned right
     rows: list[list[str | None]]  #: None is a null
@@ -53,8 +51,6 @@ def texts(column: pa.ChunkedArray | pa.Array) -> list[str | None]:
 
 @dataclass(frozen=True)
 class RowsRequest:
-    """A reader's request."""
-
     batch_id: int | None = None  #: None for the last committed
     table: str | None = None  #: None for the first table
     #: Typed values by grouping column; empty without a key

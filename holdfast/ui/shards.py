@@ -133,8 +133,6 @@ class HeatMap:
 
 @dataclass(frozen=True)
 class Measured:
-    """The values of some shards."""
-
     measure: Measure
     #: Numbers of shards, ascending, and their values; other shards have none
     shards: Column

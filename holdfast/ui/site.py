@@ -297,12 +297,12 @@ def _is_held_by(home: Directory, pointers: Inquiry[Pointers]) -> bool:
     known = pointers.known
     named = known.named if known else {}
     # The records, since the listing may be older than the first commit.
-    return any(_is_there(home.storage, directory, query_id) for directory, query_id in named.items()) or any(
+    return any(_has_state(home.storage, directory, query_id) for directory, query_id in named.items()) or any(
         directory in found.without_record for directory in named if (found := home.surveyor.known)
     )
 
 
-def _is_there(storage: ObjectStorage, directory: str, query_id: str) -> bool:
+def _has_state(storage: ObjectStorage, directory: str, query_id: str) -> bool:
     try:
         record = find_operator(storage, directory)
     except CorruptionError:  # perhaps of a later release
@@ -322,9 +322,9 @@ class Site:
     def look(self, patience: Patience | None = None) -> tuple[list[Directory], list[Awaited]]:
         """Return the state directories with their queries, and queries without a directory; wait up to `patience`."""
         patience = patience or Patience.of_a_view()
-        found = self._recognised(patience)
+        found = self._known_surveys(patience)
         homes = [one for one in self._named if not (one.place in found and found[one.place].query_id)]
-        queries = self._of_ids({place: one.query_id for place, one in found.items() if one.query_id})
+        queries = self._assignments({place: one.query_id for place, one in found.items() if one.query_id})
         shown: dict[int, list[NamedQuery]] = {home.place: [] for home in homes}
         awaited = []
         for place, belongs in assign(queries, homes, patience).items():
@@ -361,9 +361,9 @@ class Site:
         return over_executors(wanted)[:BATCHES_MAX]
 
     def close(self) -> None:
-        self._of_ids({})
+        self._assignments({})
 
-    def _recognised(self, patience: Patience) -> dict[int, Survey]:
+    def _known_surveys(self, patience: Patience) -> dict[int, Survey]:
         """Return the known content of locations, by place."""
         found = {one.place: known for one in self._named if (known := one.surveyor.known)}
         queries = {one.place: one.surveyor for one in self._named if one.place in found and found[one.place].query_id}
@@ -374,7 +374,7 @@ class Site:
         surveys = answers(queries, _AT_ONCE) | answers(awaited, patience)
         return found | {place: one.found for place, one in surveys.items() if not isinstance(one, HoldfastError)}
 
-    def _of_ids(self, ids: Mapping[int, str]) -> dict[int, Assignment]:
+    def _assignments(self, ids: Mapping[int, str]) -> dict[int, Assignment]:
         """Return the queries with these ids, by place, and retire all others."""
         with self._lock:
             retired = [self._queries.pop(at) for at in set(self._queries) - set(ids.items())]

@@ -44,8 +44,6 @@ class Leftover:
 
 @dataclass(frozen=True)
 class CheckedShard:
-    """The findings for a shard."""
-
     shard: int
     objects: int = 0  #: Objects to delete, or objects read
     size_bytes: int = 0  #: Their bytes
@@ -103,7 +101,7 @@ def upkeep(
     retained = _retained(storage, record)
     objects = operator.objects
     begin = int(np.searchsorted(objects.shards, first))
-    chosen = _within_reach(objects.stored_bytes[begin : begin + SHARDS_MAX]) if check == "verify" else SHARDS_MAX
+    chosen = _shards_that_fit(objects.stored_bytes[begin : begin + SHARDS_MAX]) if check == "verify" else SHARDS_MAX
     shards = [int(shard) for shard in objects.shards[begin : begin + chosen]]
     folders = [PrefixedStorage(storage, shard_prefix(operator.name, shard)) for shard in shards]
     leftovers: list[Leftover] = []
@@ -132,7 +130,7 @@ def _retained(storage: ObjectStorage, record: OperatorRecord) -> int:
         return RETAINED_VERSIONS
 
 
-def _within_reach(sizes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
+def _shards_that_fit(sizes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
     """Return how many of the next shards a page covers; shards that are too large are not read."""
     read = np.cumsum(np.where(sizes > READ_BYTES_MAX, 0, sizes))
     return max(int(np.searchsorted(read, READ_BYTES_MAX, side="right")), 1)
@@ -161,15 +159,15 @@ def _verified(
     until_ms = monotonic_ms() + VERIFY_MS
     found: list[tuple[CheckedShard, tuple[Damage, ...]]] = []
 
-    def go_on(_size_bytes: int) -> None:
+    def require_time(_size_bytes: int) -> None:
         if monotonic_ms() >= until_ms:
             raise TimeoutError
 
     for shard, folder in folders.items():
         try:
             if found:
-                go_on(0)
-            found.append(_verify(executor, retained, shard, folder, go_on))
+                require_time(0)
+            found.append(_verify(executor, retained, shard, folder, require_time))
         except TimeoutError:
             if not found:  # otherwise the next page starts with it
                 found.append((CheckedShard(shard, problem=f"not read {_IN_TIME}: holdfast verify reads it"), ()))
@@ -178,13 +176,13 @@ def _verified(
 
 
 def _verify(
-    executor: Executor, retained: int, shard: int, folder: PrefixedStorage, go_on: Callable[[int], None]
+    executor: Executor, retained: int, shard: int, folder: PrefixedStorage, require_time: Callable[[int], None]
 ) -> tuple[CheckedShard, tuple[Damage, ...]]:
     size_bytes = sum(o.size_bytes for o in list_shard(folder).objects.values())
     if size_bytes > READ_BYTES_MAX:
         return CheckedShard(shard, 0, size_bytes, problem="too large for a page: holdfast verify reads it"), ()
     try:
-        report = verify_shard(folder, executor, retained, go_on)
+        report = verify_shard(folder, executor, retained, require_time)
     except NotFoundError as exc:  # it is being deleted
         return CheckedShard(shard, problem=str(exc)), ()
     return CheckedShard(shard, report.objects, report.size_bytes, report.versions), report.damages

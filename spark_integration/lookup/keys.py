@@ -110,7 +110,7 @@ def _decimal_bytes(value: pa.Scalar) -> bytes:
 
 @dataclass(frozen=True)
 class ShardRanges:
-    """Ranges of shards, both ends included."""
+    """Inclusive ranges of shards."""
 
     ranges: tuple[tuple[int, int], ...]
 

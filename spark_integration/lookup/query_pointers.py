@@ -91,7 +91,6 @@ class ShardReaders:
                 return _taken(reader.scan(at, table.name, first_hash), stored, table, most)
 
     def all_rows(self, shard: ShardAt, table: TableSchema) -> Run:
-        """Return all rows of a table in a shard at its pointer."""
         runs = self.first_rows(shard, table, 0, np.iinfo(np.int64).max)
         return merge_runs(runs, drop_deletes=True) if runs else no_rows(table)
 
@@ -196,7 +195,6 @@ class StoredOperator:
 
     @cached_property
     def grouping(self) -> tuple[str, ...]:
-        """The operator's grouping columns."""
         return grouping_of(self.tables)
 
     @cached_property
