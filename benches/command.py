@@ -1,4 +1,4 @@
-"""``holdfast bench``: whole runs of suites and what becomes of them, and single benches."""
+"""``holdfast bench``: runs of suites with their reports and comparisons, and single benches."""
 
 from __future__ import annotations
 
@@ -21,27 +21,26 @@ _PAGE = click.Path(dir_okay=False, path_type=Path)
 @click.argument("directory", metavar="DIR", type=_DIRECTORY)
 @click.option("-o", "--out", "page", default="report.html", show_default=True, type=_PAGE, help="the page to write")
 def report(directory: Path, page: Path) -> None:
-    """Make one HTML page of the results in DIR, which holdfast bench run wrote; the page works offline."""
+    """Write an HTML page of the results in DIR; it works offline."""
     from holdfast.benches.report.directory import read, replace_text
     from holdfast.benches.report.html import render
 
     if not page.parent.is_dir():
-        raise InvalidArgumentError("the folder of the page does not exist; make it, or choose another", page=page)
+        raise InvalidArgumentError("the folder of the page does not exist; create it", page=page)
     results = read(directory)
     replace_text(page, render(results))
-    click.echo(f"{page}: {len(results.measured)} questions measured, {len(results.missing)} not")
+    click.echo(f"{page}: {len(results.measured)} questions measured, {len(results.missing)} missing")
 
 
 @click.command("table")
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
 def table(files: tuple[str, ...]) -> None:
-    """Print stored measurements as Markdown: of this command, or of pytest-benchmark (--benchmark-json)."""
+    """Print stored measurements, of this command or of pytest-benchmark, as Markdown."""
     for file in files:
-        found = json.loads(Path(file).read_text())
-        click.echo(tables.markdown(found))
+        click.echo(tables.markdown(json.loads(Path(file).read_text())))
 
 
-# In the order of the listing; whoever chooses a backend needs the first alone.
+# In the order of the help page.
 _RUNS, _SINGLE = (run, report, compare, table), tuple(map(command_of, SINGLE))
 
 
@@ -57,7 +56,7 @@ class _Group(click.Group):
 
 @click.group(cls=_Group, context_settings={"show_default": True})
 def bench() -> None:
-    """Measure holdfast against Spark's own state, on this machine."""
+    """Measure holdfast against Spark's own state on this machine."""
 
 
 for command in (*_RUNS, *_SINGLE):

@@ -1,1 +1,1 @@
-"""The commands of ``holdfast bench``, by what they are about."""
+"""The commands of ``holdfast bench``, by subject."""

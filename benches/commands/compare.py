@@ -1,4 +1,4 @@
-"""``holdfast bench compare``: what became slower since an earlier run."""
+"""``holdfast bench compare``: find what became slower since an earlier run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -25,11 +26,11 @@ _PATH = click.Path(exists=True, path_type=Path)
 @click.argument("base", type=_PATH)
 @click.argument("new", type=_PATH)
 @click.option(
-    "--threshold", default=5.0, type=FiniteRange(0, 100, min_open=True), help="% slower that counts as a regression"
+    "--threshold", default=5.0, type=FiniteRange(0, 100, min_open=True), help="slowdown in % that is a regression"
 )
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def compare(base: Path, new: Path, threshold: float, as_json: bool) -> None:
-    """Say what became faster or slower from BASE to NEW, and what is noise.
+    """Show what became faster or slower from BASE to NEW, beyond noise.
 
     Both are directories of `holdfast bench run`, or single documents. The exit status is 1 if something became slower
     by more than --threshold, beyond noise; 2 if the two cannot be compared.
@@ -46,7 +47,7 @@ def compare(base: Path, new: Path, threshold: float, as_json: bool) -> None:
             "differences": differences,
             "only_in_base": _only(before, after),
             "only_in_new": _only(after, before),
-            "verdicts": [one.stored() for one in verdicts],
+            "verdicts": [asdict(one) for one in verdicts],
             "regressions": len(regressions),
             "smallest_visible": smallest_visible(verdicts),
         }
@@ -82,13 +83,11 @@ def _show(
         what = "relative to the baseline" if one.kind == RATIO else "in throughput"
         console.print(f"{one.measurement}: {one.name} is {-one.change:.0%} slower {what}", style="red", markup=False)
     if not regressions:
-        console.print(f"Nothing is slower by more than {threshold:g} % as far as these runs can tell.", highlight=False)
+        console.print(f"These runs show no slowdown of more than {threshold:g} %.", highlight=False)
     visible = smallest_visible(verdicts)
     if visible > threshold / 100:
-        console.print(
-            f"Of changes below about {visible:.0%} they can tell little; more turns (--turns 5) show smaller ones.",
-            highlight=False,
-        )
+        text = f"They cannot tell changes below about {visible:.0%} from noise; more turns (--turns 5) can."
+        console.print(text, highlight=False)
 
 
 def _table(verdicts: Sequence[Verdict]) -> Table:
@@ -100,7 +99,7 @@ def _table(verdicts: Sequence[Verdict]) -> Table:
         table.add_row(f"[bold]{escape(measurement)}[/bold]")
         for one in (one for one in verdicts if one.measurement == measurement):
             table.add_row(
-                escape(f"{one.name} by the baseline" if one.kind == RATIO else one.name),
+                escape(f"{one.name} / baseline" if one.kind == RATIO else one.name),
                 _figure(one.base),
                 _figure(one.new),
                 f"{one.turns[0]}, {one.turns[1]}",

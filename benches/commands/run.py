@@ -1,4 +1,4 @@
-"""``holdfast bench run``: suites of questions, measured into a directory, from which a stopped run goes on."""
+"""``holdfast bench run``: measure suites into a directory, from which a stopped run continues."""
 
 from __future__ import annotations
 
@@ -33,41 +33,35 @@ _SHAPE = Shape()
 
 
 def _shape_options(command: Any) -> Any:
-    """Give a command the fields of a `Shape` as options; what is not given is None."""
-    options = (
-        click.option("--keys", type=click.IntRange(1), help=f"your keys in the state  [default: {_SHAPE.keys}]"),
-        click.option(
-            "--rows-per-batch", "rows", type=click.IntRange(1), help=f"rows of a micro-batch  [default: {_SHAPE.rows}]"
-        ),
-        click.option(
-            "--value-bytes", type=click.IntRange(32), help=f"bytes of a key's state  [default: {_SHAPE.value_bytes}]"
-        ),
-        click.option("--shards", type=click.IntRange(1), help=f"partitions of the shuffle  [default: {_SHAPE.shards}]"),
-        click.option(
-            "--store-latency-ms",
-            type=FiniteRange(min=0),
-            help="latency of your object storage: commits then go to an S3 server with that latency  "
-            "[default: local disk]",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
+    """Add the fields of a `Shape` to a command as options, which are None by default."""
+    far = "latency of your object storage: commits go to an S3 server with that latency  [default: local disk]"
+    for name, kind, text in reversed(
+        (
+            ("--keys", click.IntRange(1), f"your keys in the state  [default: {_SHAPE.keys}]"),
+            ("--rows-per-batch", click.IntRange(1), f"rows per micro-batch  [default: {_SHAPE.rows}]"),
+            ("--value-bytes", click.IntRange(32), f"bytes of a key's state  [default: {_SHAPE.value_bytes}]"),
+            ("--shards", click.IntRange(1), f"shuffle partitions  [default: {_SHAPE.shards}]"),
+            ("--store-latency-ms", FiniteRange(min=0), far),
+        )
+    ):
+        field = "rows" if name == "--rows-per-batch" else name[2:].replace("-", "_")
+        command = click.option(name, field, type=kind, help=text)(command)
     return command
 
 
 @click.command("run")
-@click.option("--quick", is_flag=True, help="ten minutes, on the load that these options describe")
-@click.option("--full", is_flag=True, help="everything, the default")
+@click.option("--quick", is_flag=True, help="measure your own load, as the options describe it, in ten minutes")
+@click.option("--full", is_flag=True, help="measure everything (the default)")
 @click.option(
-    "--suite", "suites", multiple=True, metavar="NAME", help=f"only this suite, repeatable: {', '.join(SUITES)}"
+    "--suite", "suites", multiple=True, metavar="NAME", help=f"measure only this suite; repeatable: {', '.join(SUITES)}"
 )
 @_shape_options
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="directory for the results")
 @click.option("--fresh", is_flag=True, help="delete existing results and start over")
-@click.option("--disk", type=click.Path(exists=True, file_okay=False), help="directory on the disk to measure with")
+@click.option("--disk", type=click.Path(exists=True, file_okay=False), help="directory on the disk to measure on")
 @click.option("--seed", default=1, help="seed of the order in which engines take turns")
 @click.option(
-    "--turns", type=click.IntRange(1), help="turns of every measurement: 5 for comparisons  [default: 1 to 3]"
+    "--turns", type=click.IntRange(1), help="turns of every measurement; 5 suit comparisons  [default: 1 to 3]"
 )
 @click.option("--list", "listing", is_flag=True, help="show what would be measured and how long it takes")
 def run(
@@ -82,20 +76,18 @@ def run(
     listing: bool,
     **shape: Any,
 ) -> None:
-    """Measure suites of questions into a directory; after a stop, the same command continues.
+    """Measure suites into a directory; a repeated command continues.
 
-    --quick says which backend suits your own load: --keys, --rows-per-batch, --value-bytes, --shards and
-    --store-latency-ms describe it. Ctrl-C stops cleanly. The exit status is 1 if a measurement failed.
+    --quick shows which backend suits your own load, which --keys, --rows-per-batch, --value-bytes, --shards and
+    --store-latency-ms describe. Ctrl-C stops cleanly. The exit status is 1 if a measurement failed.
     """
     given = {name: value for name, value in shape.items() if value is not None}
     if quick and full:
         raise InvalidArgumentError("choose --quick or --full, not both")
     if given and not quick:
-        raise InvalidArgumentError(
-            "the load is yours to describe in a quick run alone; add --quick", given=", ".join(given)
-        )
+        raise InvalidArgumentError("only a quick run takes options of the load; add --quick", given=", ".join(given))
     if quick and turns is not None:
-        raise InvalidArgumentError("a quick run has the turns that its time has room for; leave --turns out")
+        raise InvalidArgumentError("a quick run makes as many turns as fit into its time; leave --turns out")
     profile = Profile(quick, replace(_SHAPE, **given))
     measurements = measurements_of(profile, suites, turns)
     console = Console(markup=False)
@@ -103,7 +95,7 @@ def run(
         console.print(_listing(measurements))
         return
     if out is None:
-        raise InvalidArgumentError("say where the results are to go: --out DIR")
+        raise InvalidArgumentError("name a directory for the results: --out DIR")
     fit, lacking = with_room(measurements, Room.here(disk))
     opened = ResultsDirectory.opened(out, facts_of(profile, seed, disk) | {"turns": turns}, fresh=fresh)
     with opened as directory, _stopping_well(console):
@@ -119,7 +111,7 @@ def run(
         failed = _carry_out(console, directory, fit, disk, _QUICK_S if quick else float("inf"))
     console.print(f"Results are in {out}; `holdfast bench report {out} -o report.html` makes a page of them.")
     if failed:
-        console.print(f"Measurements that failed: {len(failed)}; the same command tries them again.", style="red")
+        console.print(f"Failed measurements: {failed}; the same command retries them.", style="red")
         sys.exit(1)
 
 
@@ -129,8 +121,8 @@ def _carry_out(
     measurements: Sequence[Measurement],
     disk: str | None,
     within_s: float,
-) -> list[Measurement]:
-    """Return the measurements that failed."""
+) -> int:
+    """Run measurements; return how many failed."""
     end_s = time.monotonic() + within_s
     seed = directory.facts["seed"]
     work = [Execution(directory, one, seed=seed, disk=disk, end_s=end_s) for one in measurements]
@@ -148,10 +140,10 @@ def _carry_out(
         if seconds is not None:
             console.print(f"{step}: {outcome.splitlines()[0]}, {_duration(seconds)}", highlight=False)
 
-    failed = []
+    failed = 0
     for one, measurement in zip(work, measurements, strict=True):
         if one.run(tell) == FAILED:
-            failed.append(measurement)
+            failed += 1
             reason = directory.plan(measurement)["reason"]
             console.print(f"{measurement.suite}/{measurement.name} failed: {reason}", style="red")
     return failed
@@ -165,7 +157,7 @@ def _duration(seconds: float) -> str:
 
 
 class Stopped(KeyboardInterrupt):
-    """Somebody wants the command to stop."""
+    """A signal asked the command to stop."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -174,7 +166,7 @@ class Stopped(KeyboardInterrupt):
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Raise `Stopped` on the first Ctrl-C or SIGTERM; end the process on the second. Runs of engines end with it."""
+    """Raise `Stopped` on the first signal; exit at once on the second, which ends running engines too."""
 
     def stop(number: int, _frame: FrameType | None) -> None:
         for name in _SIGNALS:
@@ -198,72 +190,71 @@ def _stopping_well(console: Console) -> Iterator[None]:
         with stoppable():
             yield
     except Stopped as stopped:
-        console.print("Stopped. The same command goes on from here.")
+        console.print("Stopped. The same command continues from here.")
         sys.exit(stopped.exit_status)
 
 
 def _listing(measurements: Sequence[Measurement]) -> Table:
-    table = Table(title="What is measured, and how long it takes on two idle cores", title_justify="left")
+    table = Table(title="Measurements, and minutes on two idle cores", title_justify="left")
     for column in ("suite", "name", "question", "minutes"):
         table.add_column(column, justify="right" if column == "minutes" else "left")
     for one in measurements:
         about = f"{one.question}\n{one.note}" if one.note else one.question
         table.add_row(one.suite, one.name, about, f"{one.minutes:.1f}")
-    table.add_row("", "", "in all", f"{sum(one.minutes for one in measurements):.0f}", style="bold")
+    table.add_row("", "", "total", f"{sum(one.minutes for one in measurements):.0f}", style="bold")
     return table
 
 
 @dataclass(frozen=True)
 class Room:
-    """What a machine has to spare, on the disk to measure with."""
+    """Free memory and disk space."""
 
     memory_gb: float
     disk_gb: float
 
     @classmethod
     def here(cls, disk: str | None) -> Room:
-        """Return what this machine has to spare now."""
         free = psutil.disk_usage(disk or tempfile.gettempdir()).free
         return cls(psutil.virtual_memory().available / 2**30, free / 2**30)
 
     def lacks(self, measurement: Measurement) -> str:
-        """Return in words what a measurement needs and the machine does not have; empty if nothing."""
+        """Return in words what a measurement lacks, or an empty string."""
         needs = (("memory", measurement.memory_gb, self.memory_gb), ("disk", measurement.disk_gb, self.disk_gb))
         return "; ".join(
-            f"needs {needed:.1f} GiB of {what}, and {there:.1f} are free"
-            for what, needed, there in needs
-            if needed > there
+            f"needs {needed:.1f} GiB of {what}, and {free:.1f} are free"
+            for what, needed, free in needs
+            if needed > free
         )
 
 
 def measurements_of(profile: Profile, suites: Collection[str] = (), turns: int | None = None) -> list[Measurement]:
-    """Return the measurements of some suites, by default all, or in a quick run the user's own load."""
+    """Return the measurements of these suites; by default of all, or in a quick run of the user's own load."""
     unknown = [name for name in suites if name not in SUITES]
     if unknown:
         raise InvalidArgumentError("no such suite; choose one of these", given=unknown[0], suites=" ".join(SUITES))
     chosen = suites or ([own_load.SUITE] if profile.quick else SUITES)
     found = [one for name in SUITES if name in chosen for one in SUITES[name](profile)]
     if not found:
-        remedy = "have nothing that is quick; leave --quick out" if profile.quick else "are quick alone; add --quick"
+        remedy = "have no quick measurement; leave --quick out" if profile.quick else "need --quick"
         raise InvalidArgumentError(f"these suites {remedy}", suites=" ".join(chosen))
-    return [one if turns is None else _in_turns(one, turns) for one in found]
-
-
-def _in_turns(one: Measurement, turns: int) -> Measurement:
-    # pytest-benchmark has rounds in place of turns.
-    return one if one.micro else replace(one, repeats=turns, minutes=one.minutes * turns / one.repeats)
+    if turns is None:
+        return found
+    # pytest-benchmark has rounds instead of turns.
+    return [
+        one if one.micro else replace(one, repeats=turns, minutes=one.minutes * turns / one.repeats) for one in found
+    ]
 
 
 def with_room(
     measurements: Sequence[Measurement], room: Room
 ) -> tuple[list[Measurement], list[tuple[Measurement, str]]]:
-    """Return the measurements that the machine has room for, and the others with what they lack."""
+    """Return the measurements that fit the machine, and the others with what they lack."""
     lacking = [(one, room.lacks(one)) for one in measurements]
     fit = [one for one, lack in lacking if not lack]
     if not fit:
         raise InvalidArgumentError(
-            f"this machine has no room for any of the measurements: the first {lacking[0][1]}; free some, or choose "
-            "another disk by --disk",
+            f"this machine has no room for any measurement: the first {lacking[0][1]}; free some, or name another "
+            "disk with --disk",
             measurement=f"{measurements[0].suite}/{measurements[0].name}",
         )
     return fit, [(one, lack) for one, lack in lacking if lack]

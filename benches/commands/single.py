@@ -1,4 +1,4 @@
-"""Single benches: a command for each job, whose fields are its options.
+"""Single benches: one command per job, whose options are the job's fields.
 
 ::
 
@@ -43,7 +43,7 @@ _console = Console()
 
 @dataclass(frozen=True)
 class Single:
-    """A command: the job whose values are the options' defaults, the engines that it compares, and its help."""
+    """A command: a job with the options' defaults, the engines to compare, and the help text."""
 
     job: Job
     engines: str
@@ -55,57 +55,52 @@ SINGLE = (
     Single(
         JobA(),
         "holdfast-memory,holdfast-filesystem,holdfast-rocksdb,spark-agg-rocksdb,floor",
-        "Running count and sum for each of a million keys.",
+        "Running count and sum per key, a million keys.",
         repeats=2,
     ),
     Single(
         JobB(),
         "holdfast-rocksdb,holdfast-filesystem,spark-agg-rocksdb",
-        "Micro-batches that touch a few of many keys: --keys 20000000 --fill-rows 1000000 is the large one.",
+        "Micro-batches that touch a few of many keys; large: --keys 20000000 --fill-rows 1000000.",
     ),
     Single(
         DropIn(batches=14, warmup=6),
         "pandas-memory,pandas-filesystem,pandas-rocksdb,holdfast-memory,spark-pandas-rocksdb",
-        "Spark's applyInPandasWithState by holdfast's with the same function, a running count and sum.",
+        "Running count and sum by applyInPandasWithState, on holdfast and on Spark.",
     ),
     Single(
-        # Spark's own takes some 5 s a micro-batch, by pandas 17: no time for a long warm-up.
+        # Spark takes about 5 s per micro-batch, with pandas 17 s: too slow for a long warm-up.
         ByProcessor(rows=20_000, batches=10, warmup=6),
         "holdfast-memory-row,holdfast-memory-pandas,holdfast-rocksdb-row,spark-tws-row,spark-tws-pandas",
-        "Spark's transformWithState by holdfast's with the same processor.",
+        "One processor by transformWithState, on holdfast and on Spark.",
     ),
-    Single(
-        Operators(), "operator-memory,spark-operator", "An operator in one line by Spark's own of the same name.", 2
-    ),
-    Single(
-        Nexmark(), ",".join(NEXMARK), "A query of Nexmark, such as --query 5; only engines that agree are measured."
-    ),
+    Single(Operators(), "operator-memory,spark-operator", "A built-in operator, on holdfast and on Spark.", 2),
+    Single(Nexmark(), ",".join(NEXMARK), "A Nexmark query, such as --query 5; engines must agree on its results."),
     Single(
         FromFiles(),
         "holdfast-rocksdb,flink-sql-rocksdb-mini-batch,pathway",
-        "Flink, Pathway, Bytewax, Quix Streams on files: each is installed on its first use, up to 1.6 GB from PyPI.",
+        "holdfast and other stream processors on the same files; first use installs up to 1.6 GB per peer from PyPI.",
     ),
-    Single(Snapshots(), "store-rocksdb,store-memory", "Bytes that a snapshot sends when few keys have changed."),
+    Single(Snapshots(), "store-rocksdb,store-memory", "Bytes that a snapshot uploads after few keys changed."),
     Single(
         Restore(),
         "store-rocksdb,store-filesystem,store-memory",
-        "State that is in the storage only, against a plain download; S3: --serves true --state-dir s3://bucket/bench.",
+        "Restores against plain downloads of the same objects; on S3: --serves true --state-dir s3://bucket/bench.",
     ),
     Single(
         Size(),
         "store-memory,store-filesystem,store-rocksdb",
-        "Micro-batches on one shard of --keys by the store alone, then a snapshot and a restore.",
+        "Micro-batches, a snapshot and a restore of one shard, by the store alone.",
     ),
     Single(
         Sinks(),
         "store-memory",
-        "Micro-batches into each sink, by the fastest plain way: --postgres 'host=… dbname=…' --kafka … --topic ….",
+        "Sinks against the fastest plain writes: --postgres 'host=… dbname=…' --kafka … --topic ….",
     ),
 )
 
 
 def command_of(single: Single) -> click.Command:
-    """Return the command of a single bench."""
     of_job = [
         click.Option(
             [f"--{field.name.replace('_', '-')}"],
@@ -117,12 +112,14 @@ def command_of(single: Single) -> click.Command:
     ]
     known = ", ".join(engines_for(type(single.job)))
     given = [
-        click.Option(["--engines"], default=single.engines, help=f"each is compared with all after it: {known}"),
+        click.Option(["--engines"], default=single.engines, help=f"compare each with all after it: {known}"),
         click.Option(["--vary"], help="also compare variants of the job: FIELD=VALUE,VALUE…, such as slots=2,1"),
         *of_job,
         click.Option(["--repeats"], default=single.repeats, help="runs of each entry, in turns"),
-        click.Option(["--disk"], type=click.Path(file_okay=False), help="directory on the disk to measure with"),
-        click.Option(["--json"], type=click.Path(dir_okay=False, path_type=Path), help="file for all measurements"),
+        click.Option(["--disk"], type=click.Path(file_okay=False), help="directory on the disk to measure on"),
+        click.Option(
+            ["--json", "file"], type=click.Path(dir_okay=False, path_type=Path), help="file for all measurements"
+        ),
     ]
 
     def run(**options: Any) -> None:
@@ -140,18 +137,14 @@ def _compare(
     vary: str | None,
     repeats: int,
     disk: str | None,
-    json: Path | None,
+    file: Path | None,
 ) -> None:
-    """Run entries in turns, print tables of what was measured, and store it."""
-    if json and not json.parent.is_dir():
-        raise InvalidArgumentError("the folder of --json does not exist", file=json)
+    """Run entries in turns; print tables of the measurements and store them."""
+    if file and not file.parent.is_dir():
+        raise InvalidArgumentError("the folder of --json does not exist; create it", file=file)
     labels = _known_engines(type(job), engines)
     variants = _variants(job, vary, of_job)
-    entries = {
-        ", ".join(filter(None, (label, variant))): Entry(label, of)
-        for variant, of in variants.items()
-        for label in labels
-    }
+    entries = {label + variant: Entry(label, of) for variant, of in variants.items() for label in labels}
     facts = {
         "command": _command(job, engines, vary, repeats),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -165,11 +158,8 @@ def _compare(
             _console.print(f"[dim]{label}, repeat {repeat + 1} of {repeats} …[/dim]")
             run = run_engine(entry, disk=disk)
             runs[label].append(run)
-            _console.print(f"{label}: {run['rows_per_second']:,.0f} rows a second, ms: {_first_ms(run)}")
-    _show_and_store(document(job.name, entries, runs, facts), json)
-
-
-def _show_and_store(found: dict[str, Any], file: Path | None) -> None:
+            _console.print(f"{label}: {run['rows_per_second']:,.0f} rows/s, ms: {_first_ms(run)}")
+    found = document(job.name, entries, runs, facts)
     for sheet in tables.sheets(found):
         _console.print(sheet.rich())
     if file:
@@ -179,40 +169,36 @@ def _show_and_store(found: dict[str, Any], file: Path | None) -> None:
 def _known_engines(job: type[Job], engines: str) -> list[str]:
     labels, known = engines.split(","), engines_for(job)
     if not set(labels) <= set(known) or len(set(labels)) != len(labels):
-        raise InvalidArgumentError(
-            "engines must be different known names with a comma between", given=engines, known=known
-        )
+        raise InvalidArgumentError("give distinct known engines, separated by commas", given=engines, known=known)
     if any(label.endswith("-s3") for label in labels):
-        server_of_environment()  # refuses one at which requests cannot be counted
+        server_of_environment()  # refuses a server whose requests cannot be counted
     return labels
 
 
 def _variants(job: Job, vary: str | None, of_job: list[click.Option]) -> Mapping[str, Job]:
-    """Return the jobs to compare by what they add to a label."""
+    """Return the jobs to compare by their suffix of a label."""
     if vary is None:
         return {"": job}
     name, _, values = vary.partition("=")
     option = next((option for option in of_job if option.name == name.replace("-", "_")), None)
     if option is None or not values:
         known = [of.name for of in of_job]
-        raise InvalidArgumentError(
-            "--vary takes a field of the job and its values, as slots=2,1", given=vary, known=known
-        )
+        raise InvalidArgumentError("--vary takes a field of the job and values: slots=2,1", given=vary, known=known)
     found = {value: option.type.convert(value, option, None) for value in values.split(",")}
-    return {f"{name} {shown}": replace(job, **{str(option.name): value}) for shown, value in found.items()}
+    return {f", {name} {shown}": replace(job, **{str(option.name): value}) for shown, value in found.items()}
 
 
 def _prepared(job: Job, labels: list[str]) -> dict[str, Any]:
-    """Install the peers that a job needs, and compare what engines find; return what is known of that."""
+    """Install the peers that a job needs and compare the engines' results; return the comparison."""
     for environment in dict.fromkeys(PEERS[name].program.environment for name in labels if name in PEERS):
         environment.install(_console.print)
     if not isinstance(job, Nexmark | Operators):
         return {}
-    _console.print(f"[dim]do they find the same: {', '.join(labels)} …[/dim]")
+    _console.print(f"[dim]comparing the results of {', '.join(labels)} …[/dim]")
     equality = checked(job, labels)
     if not equality["equal"]:
-        raise BenchError("engines do not find the same, so no time counts", **equality)
-    _console.print(f"they find the same {equality['rows']} results")
+        raise BenchError("the engines' results differ, so nothing is measured", **equality)
+    _console.print(f"all find the same {equality['rows']} results")
     return {"equality": equality}
 
 
@@ -224,5 +210,5 @@ def _command(job: Job, engines: str, vary: str | None, repeats: int) -> str:
 
 def _first_ms(run: Run, shown: int = 40) -> str:
     times = run["batch_ms"]
-    more = f" … ({len(times)} in all)" if len(times) > shown else ""
+    more = f" … ({len(times)} in total)" if len(times) > shown else ""
     return " ".join(f"{ms:.0f}" for ms in times[:shown]) + more

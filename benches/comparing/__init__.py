@@ -1,1 +1,1 @@
-"""Two runs of the same suites, compared: what became faster or slower, and what is noise."""
+"""Compares two runs of the same suites: what became faster or slower, and what is noise."""

@@ -1,11 +1,11 @@
-"""What became faster or slower between two runs of the same suites, figure by figure: directories, or documents."""
+"""Verdicts on what became faster or slower between two directories, or two documents, figure by figure."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +19,16 @@ from holdfast.errors import CorruptionError, InvalidArgumentError
 
 SLOWER, FASTER, SAME, UNKNOWN = "slower", "faster", "no difference", "cannot tell"
 RATIO, ENTRY = "ratio", "entry"
-# The quartiles of a normal distribution lie so many standard deviations apart; and a median varies more than a mean.
+# Of a normal distribution: the quartiles' distance in standard deviations, and the error of a median by that of a mean.
 _QUARTILES, _MEDIAN = 1.349, 1.2533
-# Times are stored to a tenth of a millisecond.
+# Times are rounded to a tenth of a millisecond.
 _SHORTEST_MS = 0.05
-
-
-_MICRO = "micro"
 _FACTS = ("machine", "versions", "profile", "shape")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """All that one side of a comparison holds: documents by suite and name, and what their figures depend on."""
+    """One side of a comparison: documents by suite and name, and the facts that their figures depend on."""
 
     path: Path
     documents: Mapping[str, Document]
@@ -39,34 +36,32 @@ class Measured:
 
 
 def read(path: Path) -> Measured:
-    """Return the documents of a directory, or one document."""
     if path.is_dir():
         results = directory.read(path)
         documents = {f"{question.suite}/{question.name}": document for question, document in results.measured}
         if not documents:
-            raise InvalidArgumentError("no measurement is done in this directory; run it again", directory=path)
+            raise InvalidArgumentError("no measurement in this directory is done; run it again", directory=path)
         return Measured(path, documents, {name: results.run.get(name) for name in _FACTS})
     if path.name == RUN:
-        raise CorruptionError("no document, but the plan of a directory; give the directory", file=path)
+        raise CorruptionError("this is the plan of a directory, not a document; give the directory", file=path)
     found = directory.read_document(path)
-    name = f"{found['suite']}/{found['name']}" if "suite" in found else str(found.get("bench", _MICRO))
+    name = f"{found['suite']}/{found['name']}" if "suite" in found else str(found.get("bench", "micro"))
     return Measured(path, {name: found}, {part: found.get(part) for part in ("machine", "versions")})
 
 
 def _is_micro(document: Document) -> bool:
-    """Tell whether a document is pytest-benchmark's."""
     return BENCHMARKS in document
 
 
 def _is_wrong(document: Document) -> bool:
-    """Tell whether the entries of a document found different results, so that no time of theirs counts."""
+    """Return whether a document's entries found different results, so that their times do not count."""
     runs = (run for engine in document.get("engines", {}).values() for run in engine["runs"])
     compared = [one.get("equality") for one in (document, *runs)]
     return any(not one["equal"] for one in compared if one)
 
 
 def differ(base: Measured, new: Measured) -> list[str]:
-    """Return in words how two sides differ in what their figures depend on, and what cannot be compared."""
+    """Describe how the facts of two sides differ, and what cannot be compared."""
     facts = [
         line
         for name in dict.fromkeys([*base.facts, *new.facts])
@@ -80,9 +75,9 @@ def differ(base: Measured, new: Measured) -> list[str]:
 def _differ(name: str, before: Document, after: Document) -> Iterator[str]:
     for side, document in (("base", before), ("new", after)):
         if _is_wrong(document):
-            yield f"{name}: in {side} the entries found different results, so that it is not compared"
+            yield f"{name}: not compared, because its entries found different results in {side}"
     if _is_micro(before) != _is_micro(after):
-        yield f"{name}: one side is of single functions, the other of jobs, so that it is not compared"
+        yield f"{name}: not compared, because one side measured single functions, the other jobs"
     elif _is_micro(before):
         functions = ([one["name"] for one in of[BENCHMARKS]] for of in (before, after))
         yield from _one_sided(name, *functions)
@@ -107,7 +102,7 @@ def _compared(document: Document) -> str:
 
 
 def _common(base: Measured, new: Measured) -> list[str]:
-    """Return the names of the documents that both sides have, and whose times count."""
+    """Return the names of the documents that both sides have and whose times count."""
     return [
         name
         for name in _both(base, new)
@@ -120,7 +115,7 @@ def _both(base: Measured, new: Measured) -> list[str]:
     both = [name for name in base.documents if name in new.documents]
     if not both:
         raise InvalidArgumentError(
-            "the two have no measurement in common, so there is nothing to compare",
+            "the two have no measurement in common; compare runs of the same suites",
             base=" ".join(base.documents),
             new=" ".join(new.documents),
         )
@@ -129,7 +124,7 @@ def _both(base: Measured, new: Measured) -> list[str]:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure that both sides have, larger is better: a `RATIO` to the baseline, or the throughput of an `ENTRY`."""
+    """A figure of both sides, where larger is better: a `RATIO` to the baseline, or the throughput of an `ENTRY`."""
 
     measurement: str
     kind: str
@@ -141,10 +136,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A figure and what became of it.
+    """How a figure changed.
 
-    Base and new are ratios, or geometric means of rows or runs a second; the change is new by base, less 1. `p` is the
-    chance of such a change by noise, adjusted for all figures. A regression decides, and exceeds the threshold.
+    `base` and `new` are ratios, or geometric means of rows or runs per second; `change` is new / base - 1, `p` its
+    p-value, adjusted for all figures. A `regression` is a slowdown beyond the threshold of a figure that `decides`.
     """
 
     measurement: str
@@ -161,21 +156,17 @@ class Verdict:
     decides: bool
     regression: bool
 
-    def stored(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        return asdict(self)
-
 
 def compare(base: Measured, new: Measured, threshold: float) -> list[Verdict]:
-    """Return a verdict on every ratio and entry that both sides have; only changes of the threshold count.
+    """Return a verdict on every ratio and entry that both sides have.
 
-    Ratios decide, since the machine affects both runs; throughput only without a baseline, on one machine. "No
-    difference" means that the interval lies within the threshold.
+    Ratios decide, since the machine affects both of their runs; throughput decides only if there is no baseline and
+    both sides ran on the same machine. "No difference" means that the interval lies within the threshold.
     """
     same_machine = not [line for line in differ(base, new) if line.startswith("machine")]
     figures = [one for name in _common(base, new) for one in _figures(name, base, new, same_machine)]
     found = []
-    for kind in (RATIO, ENTRY):  # each kind by itself: they differ in their noise
+    for kind in (RATIO, ENTRY):  # separately, since their noise differs
         of_kind = [one for one in figures if one.kind == kind]
         suites = [one.measurement.partition("/")[0] for one in of_kind]
         changed = changes([(one.base, one.new) for one in of_kind], suites)
@@ -184,7 +175,7 @@ def compare(base: Measured, new: Measured, threshold: float) -> list[Verdict]:
 
 
 def smallest_visible(verdicts: Sequence[Verdict]) -> float:
-    """Return how much slower something must become to be told from noise, in the median of the figures that decide."""
+    """Return the smallest slowdown that stands out from noise, the median of the figures that decide."""
     halves = [1 - (1 + one.low) / (1 + one.change) for one in verdicts if one.decides]
     return statistics.median(halves) if halves else 0.0
 
@@ -229,7 +220,7 @@ def _figures(name: str, base: Measured, new: Measured, same_machine: bool) -> It
 
 
 def _baseline(document: Document, label: str) -> str | None:
-    """Return the entry that one is read against: in a curve, that of the baseline's engine at the same place."""
+    """Return the entry to compare with: in a curve, that of the baseline's engine at the same point."""
     wanted, along = document.get("baseline", ""), document.get("along", "")
     jobs, engines = document["settings"]["jobs"], document.get("entries", {})
     if wanted in jobs:
@@ -251,13 +242,13 @@ def _throughput(document: Document, label: str) -> Sample:
 
 def _ratio(document: Document, label: str, baseline: str) -> Sample:
     ours, theirs = _throughput(document, label), _throughput(document, baseline)
-    # As many turns as both have.
+    # Only turns that both have.
     logs = tuple(a - b for a, b in zip(ours.logs, theirs.logs, strict=False))
     return Sample(logs, ours.within + theirs.within)
 
 
 def _micro(document: Document) -> dict[str, Sample]:
-    """Return by benchmark the runs a second, by the median round; each was measured in one process only."""
+    """Return the runs per second of each benchmark, by its median round; each was measured in one process."""
     samples = {}
     for one in document.get("benchmarks", []):
         stats = one["stats"]

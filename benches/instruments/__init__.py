@@ -1,1 +1,1 @@
-"""What is looked at during a run: processes, requests, the machine."""
+"""Observes a run: its processes, its requests and the machine."""

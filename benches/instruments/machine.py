@@ -20,7 +20,7 @@ _LIBRARIES = ("numpy", "pandas", "pyarrow", "pyspark")
 
 
 def machine() -> dict[str, Any]:
-    """Return the processor, its cores, the memory and the operating system; no name of the machine."""
+    """Return processor, cores, memory and operating system, but not the machine's name."""
     return {
         "cpu": _processor(),
         "cores": psutil.cpu_count(),
@@ -30,14 +30,14 @@ def machine() -> dict[str, Any]:
 
 
 def busy_cores(over_s: float = 1.0) -> float:
-    """Return how many cores everything on this machine, and beside it on its host, keeps busy right now."""
+    """Return how many cores are busy right now, including those that other guests of the host steal."""
     shares = psutil.cpu_times_percent(over_s)
     idle: float = shares.idle + getattr(shares, "iowait", 0.0)
     return (100 - idle) / 100 * (psutil.cpu_count() or 1)
 
 
 def _kernel_version() -> str:
-    # What follows the numbers names a build, not a version.
+    # A suffix names the build.
     numbers = re.match(r"[0-9.]+", platform.release())
     return numbers.group().rstrip(".") if numbers else ""
 
@@ -52,27 +52,27 @@ def _processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of holdfast, Python, Java and the libraries that do the work."""
+    """Return the versions of holdfast, Python, Java and the main libraries."""
     shown = subprocess.run([ensure_java() / "bin" / "java", "-version"], capture_output=True, text=True, check=True)
     return {
         "holdfast": holdfast_version(Path(holdfast.__file__).parents[1]),
         "python": platform.python_version(),
-        # The first line of standard error: openjdk version "17.0.1" 2021-10-19
+        # standard error begins: openjdk version "17.0.1" 2021-10-19
         "java": shown.stderr.splitlines()[0].replace('"', ""),
     } | {name: importlib.metadata.version(name) for name in _LIBRARIES}
 
 
 def holdfast_version(root: Path) -> str:
-    """Return the version in a folder; in a checkout with commit and changes: ``0.1.0+g0123456789ab.dirty``."""
+    """Return holdfast's version; in a checkout with the commit: ``0.1.0+g0123456789ab.dirty``."""
     if not _git(root, "ls-files", "holdfast/__init__.py"):
-        return __version__  # installed: in whatever folder, of whosever repository
+        return __version__  # installed, perhaps inside an unrelated repository
     commit = _git(root, "rev-parse", "--short=12", "HEAD")
     dirty = ".dirty" if _git(root, "status", "--porcelain", "--untracked-files=no") else ""
     return f"{__version__}+g{commit}{dirty}" if commit else __version__
 
 
 def _git(root: Path, *arguments: str) -> str:
-    """Return what git prints of a repository; nothing where it cannot. What surrounds this process does not count."""
+    """Return git's output for a repository, or an empty string; ignores git variables of the environment."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment["GIT_OPTIONAL_LOCKS"] = "0"
     command = ["git", "-C", str(root), *arguments]

@@ -1,14 +1,14 @@
-"""Where a run of an engine may write, what it yields, and what its processes use: CPU time, memory, bytes written.
+"""The measurements of a run, and the resources of its processes: CPU time, memory, bytes written.
 
-A process that ends keeps its place in the sums, as it was when it was last looked at. On Linux the memory is that of
-``/proc/<pid>/smaps_rollup``; elsewhere it is not measured.
+Sums include ended processes, as last observed. Memory is read from ``/proc/<pid>/smaps_rollup`` on Linux and not
+measured elsewhere.
 
 rss
-    All pages that are in memory, of mapped files too.
+    Resident pages, including mapped files.
 pss
-    The same, a page that several processes have divided among them; so it can be added up.
+    The same, with shared pages divided among processes, so that it can be summed.
 anonymous
-    Pages that no file backs: what the process itself has asked for. Run files are mapped, so they are not among it.
+    Pages without a file: memory that the process allocated. Run files are mapped and do not count.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Bytes = dict[str, int]
 
 
 def adopt_orphans() -> None:
-    """Keep orphaned descendants below this process, on Linux: a state server outlives the worker that started it."""
+    """Keep orphaned descendants below this process on Linux: a state server outlives the worker that started it."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def spark_kind(process: psutil.Process) -> str | None:
-    """Return what a process below a Spark driver is: ``jvm``, ``python`` or (state) ``server``; None for the driver."""
+    """Return a process's kind below a Spark driver: ``jvm``, ``python``, (state) ``server``, None for the driver."""
     if process.pid == os.getpid() or _stands_for_a_machine(process):
         return None
     if "java" in process.name():
@@ -47,19 +47,19 @@ def spark_kind(process: psutil.Process) -> str | None:
 
 
 def store_kind(process: psutil.Process) -> str | None:
-    """Return what a process of a run without Spark is: ``store`` is this one, the others are its ``background``."""
+    """Return the kind of a process of a run without Spark: ``store`` for this process, ``background`` for others."""
     if process.pid == os.getpid():
         return "store"
     return None if _stands_for_a_machine(process) else "background"
 
 
 def _stands_for_a_machine(process: psutil.Process) -> bool:
-    """Tell whether a process is a bench's S3 server, which would run elsewhere."""
+    """Return whether a process is the bench's S3 server, which represents a different machine."""
     return any(part.endswith("instruments.object_store") for part in process.cmdline())
 
 
 class Processes:
-    """The process that makes it and those below, by kind, looked at now and then; a kind of None is left out."""
+    """Samples the resources of this process and its descendants by kind; processes of kind None do not count."""
 
     def __init__(self, kind_of: Callable[[psutil.Process], str | None]) -> None:
         self._kind_of = kind_of
@@ -69,7 +69,7 @@ class Processes:
         self._peaks: dict[str, Bytes] = {}
 
     def look(self) -> None:
-        """Note what every process has used so far, and the memory that it holds now."""
+        """Sample what every process has used so far, and its current memory."""
         memory: dict[str, Bytes] = {}
         this = psutil.Process()
         for process in (this, *this.children(recursive=True)):
@@ -77,7 +77,7 @@ class Processes:
                 kind = self._note(process)
                 held = _memory_of(process.pid) if kind is not None else None
             except psutil.Error:
-                continue  # ended between being listed and being asked
+                continue  # it has ended
             if kind is not None and held:
                 of_kind = memory.setdefault(kind, dict.fromkeys(_MEMORY, 0))
                 for name, size in held.items():
@@ -88,7 +88,7 @@ class Processes:
 
     def _note(self, process: psutil.Process) -> str | None:
         with process.oneshot():
-            self._kinds[process] = self._kind_of(process)  # each time: a fork is told apart only once it has become it
+            self._kinds[process] = self._kind_of(process)  # each time, since a fork's kind changes with exec
             times = process.cpu_times()
             self._seconds[process] = times.user + times.system
             if hasattr(process, "io_counters"):  # not on macOS
@@ -96,11 +96,11 @@ class Processes:
         return self._kinds[process]
 
     def seconds(self) -> dict[str, float]:
-        """Return seconds so far: of the wall, and of CPU by kind."""
+        """Return wall time and CPU time by kind, in seconds so far."""
         return {"wall": time.monotonic(), **self._by_kind(self._seconds)}
 
     def written(self) -> dict[str, float]:
-        """Return by kind the bytes that went to a file system on a device so far; RAM is none."""
+        """Return the bytes written to disks so far by kind."""
         return self._by_kind(self._written)
 
     def _by_kind(self, spent: dict[psutil.Process, Any]) -> dict[str, float]:
@@ -111,7 +111,7 @@ class Processes:
         return sums
 
     def peak(self) -> dict[str, Bytes]:
-        """Return by kind the largest ``rss``, ``pss`` and ``anonymous`` bytes, each by itself."""
+        """Return the independent maxima of ``rss``, ``pss`` and ``anonymous`` bytes by kind."""
         return self._peaks
 
 
@@ -125,44 +125,42 @@ def _memory_of(pid: int) -> Bytes:
 
 
 def since(before: dict[str, float], after: dict[str, float], digits: int = 3) -> dict[str, float]:
-    """Return how much each sum has grown."""
     return {name: round(after[name] - before.get(name, 0), digits) for name in after}
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where a run may write: on disk; in memory where the machine has room."""
+    """The directories of a run, on disk and in RAM."""
 
     disk: Path
     memory: Path
 
     @property
     def checkpoint(self) -> Path:
-        """The query's checkpoint location."""
         return self.disk / "checkpoint"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one run yields; JSON values. What is used is counted over the counted micro-batches, memory over the run."""
+    """The measurements of one run as JSON values: resources of the counted micro-batches, memory of the whole run."""
 
-    batch_ms: list[float]  # every micro-batch, those that fill the state and warm-up included
-    phases_ms: list[dict[str, float]]  # of each micro-batch, its parts: of a query, those of Spark's progress
-    cpu: dict[str, float]  # seconds by kind of process, and of the wall
-    memory: dict[str, dict[str, int]]  # by kind of process the largest rss, pss and anonymous bytes
-    #: Bytes written to disk by kind of process, and ``durable``: by how much that grew from which state is restored.
+    batch_ms: list[float]  # all micro-batches, including those that fill the state and warm-up
+    phases_ms: list[dict[str, float]]  # by micro-batch; of queries, the durations in Spark's progress
+    cpu: dict[str, float]  # seconds by kind of process, and ``wall``
+    memory: dict[str, dict[str, int]]  # peak rss, pss and anonymous bytes by kind of process
+    #: Bytes written to disk by kind of process, and ``durable``, the growth of the durable state.
     written: dict[str, float]
     settings: dict[str, str]
-    state_bytes: dict[str, Any]  # as of `state_bytes`
-    #: Where it is counted: requests to the durable storage by kind, bytes each way, files of Spark's own checkpoint.
+    state_bytes: dict[str, Any]  # see `state_bytes`
+    #: If counted: requests to the durable storage by kind, bytes in each direction, files of Spark's checkpoint.
     storage: dict[str, float] = field(default_factory=dict)
-    start_ms: float | None = None  # from the start of the engine's process until it begins to read, if measured
-    #: What of this run's result was compared with what is right, how many rows, and that they were equal.
+    start_ms: float | None = None  # from the start of the engine's process to its first read, if measured
+    #: What was compared with the right result, the number of rows, and that they are equal.
     equality: dict[str, Any] = field(default_factory=dict)
 
 
 def state_bytes(local: list[int], after_batch: list[int], live: int | None = None) -> dict[str, Any]:
-    """Return the sizes of the local state: at its peak, at the end, after each micro-batch, and by the `live` one."""
+    """Return the sizes of the local state: peak, final, after each micro-batch, and peak / `live` state."""
     peak = max(local)
     return {
         "live_arrow": live,
@@ -174,7 +172,7 @@ def state_bytes(local: list[int], after_batch: list[int], live: int | None = Non
 
 
 class StoreWatch:
-    """What a run without Spark takes, part by part, and uses from its first counted micro-batch on."""
+    """Measures a run without Spark: the time of each phase, and the resources of the counted micro-batches."""
 
     def __init__(self, settings: Mapping[str, str], warmup: int) -> None:
         self._settings, self._warmup = dict(settings), warmup
@@ -189,32 +187,31 @@ class StoreWatch:
         self._before = self._processes.seconds(), self._processes.written()
 
     def begin(self) -> None:
-        """Begin a micro-batch; what the ones before the first counted one used is forgotten, but for memory."""
+        """Start a micro-batch; the first counted one resets all resources except memory."""
         if len(self._batch_ms) == self._warmup:
             self._count_from_here()
         self._batch_ms.append(0.0)
         self._phases_ms.append({})
 
     def note(self, name: str, ms: float, *, counts: bool = False) -> None:
-        """Note what a part took; the time of the micro-batch is the sum of those that count."""
+        """Note the time of a phase; the micro-batch's time is the sum of the phases that count."""
         self._phases_ms[-1][name] = ms
         if counts:
             self._batch_ms[-1] = round(self._batch_ms[-1] + ms, 2)
 
     @contextmanager
     def part(self, name: str, *, counts: bool = False) -> Iterator[None]:
-        """Time a part."""
         start = time.perf_counter()
         yield
         self.note(name, round((time.perf_counter() - start) * 1000, 2), counts=counts)
 
     def look(self, local_bytes: int) -> None:
-        """Note what is used now, and how large the local state is."""
+        """Sample the resources and note the size of the local state."""
         self._processes.look()
         self._sizes.append(local_bytes)
 
     def measured(self, storage: dict[str, float]) -> Measured:
-        """Return what was measured until now; there was a look at least."""
+        """Return the measurements, after at least one `look`."""
         self._processes.look()
         return Measured(
             batch_ms=self._batch_ms,

@@ -1,19 +1,19 @@
-"""An S3 server for benches, as far away as one likes, and a proxy that counts what is asked of it.
+"""An S3 server for benches, and a proxy that delays and counts its requests.
 
 ::
 
-    client ──▶ RequestCounts(latency_ms) ──▶ object_store(), or a server that runs already
+    client ──▶ RequestCounts(latency_ms) ──▶ object_store(), or a running server
                 {"PUT commits": 12, …}       python -m holdfast.benches.instruments.object_store, which prints its URL
 
     with delayed_store(20) as counts:
         subprocess.run(…, env={**os.environ, **counts.environment})    # finds s3://bucket
         counts.so_far()
 
-The server is moto, in a process of its own on the loopback, with objects in memory; every client may do everything.
-What it takes for a request and for each MiB is part of every time measured on it, so compare with a latency of 0.
+The server is moto in a separate process on the loopback interface, with objects in memory and without access control.
+Its time per request and MiB is part of all measured times, so compare with a latency of 0.
 
-The proxy leaves hosts and headers unchanged, so that signatures stay valid. It counts what was sent: a request that a
-client repeats counts twice. Each connection waits for its own requests alone; opening one takes no longer.
+The proxy keeps hosts and headers unchanged, so that signatures stay valid. Requests that clients repeat count twice.
+Connections are delayed independently, and opening one is not delayed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _KIND = re.compile(r"/(?:shard-\d+/)(\w+)/|/(probes|claims)/")
 
 @contextmanager
 def object_store() -> Iterator[dict[str, str]]:
-    """Serve the bucket `BUCKET`; yield the variables that lead every S3 client there."""
+    """Serve the bucket `BUCKET`; yield the environment variables for S3 clients."""
     command = [sys.executable, "-m", __name__]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
@@ -50,7 +50,7 @@ def object_store() -> Iterator[dict[str, str]]:
         try:
             url = process.stdout.readline().strip()
             if not url:
-                raise UnavailableError("the S3 server of the bench did not start: its log stands above")
+                raise UnavailableError("the bench's S3 server did not start; see its log above")
             _make_bucket(url)
             yield {
                 "AWS_ENDPOINT_URL": url,
@@ -67,25 +67,25 @@ def _make_bucket(url: str) -> None:
         connection.request("PUT", f"/{BUCKET}")
         status = connection.getresponse().status
         if status != http.HTTPStatus.OK:
-            raise UnavailableError("the S3 server of the bench made no bucket", status=status)
+            raise UnavailableError("the bench's S3 server did not create its bucket", status=status)
 
 
 @contextmanager
 def delayed_store(latency_ms: float = 0.0, server: str = "") -> Iterator[RequestCounts]:
-    """Yield the proxy of a running server, or of one that is started; its `environment` leads clients there."""
+    """Yield a proxy of the `server`, or of a new one if empty; its `environment` directs clients to the proxy."""
     with ExitStack() as stack:
         credentials: dict[str, str] = {}
         if not server:
             credentials = stack.enter_context(object_store())
             server = credentials["AWS_ENDPOINT_URL"]
         counts = stack.enter_context(RequestCounts(server, latency_ms))
-        # The service's own variable wins over the general one: the user's would lead past the proxy.
+        # The variable of the service overrides the general one; the user's would bypass the proxy.
         counts.environment = {**credentials, "AWS_ENDPOINT_URL": counts.url, "AWS_ENDPOINT_URL_S3": counts.url}
         yield counts
 
 
 class RequestCounts:
-    """The proxy; a context manager, which serves at `url` until its end. Bodies are held in memory."""
+    """The proxy, a context manager that serves at `url`. Bodies are kept in memory."""
 
     def __init__(self, server: str, latency_ms: float = 0.0) -> None:
         parts = urlsplit(server)
@@ -110,7 +110,7 @@ class RequestCounts:
         self._thread.join()
 
     def so_far(self) -> dict[str, float]:
-        """Return requests by method and kind of object, and the bytes of all bodies each way."""
+        """Return requests by method and kind of object, and the bytes of all bodies in each direction."""
         return dict(self._counts)
 
     async def _serve(self) -> None:
@@ -122,7 +122,7 @@ class RequestCounts:
         server.close()
 
     async def _converse(self, client: StreamReader, to_client: StreamWriter) -> None:
-        """Pass one client's requests on, over a connection of its own, until either side leaves."""
+        """Forward a client's requests over a dedicated connection until either side disconnects."""
         server, to_server = await asyncio.open_connection(*self._server)
         try:
             while True:
@@ -139,26 +139,22 @@ class RequestCounts:
                 no_body = method == b"HEAD" or answer.split(b" ", 2)[1] in (b"204", b"304")
                 self._counts["bytes down"] += await _pass_on(answer, server, to_client, no_body=no_body)
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # one of them left
+            pass  # one side disconnected
         finally:
             to_client.close()
             to_server.close()
 
 
 async def _pass_on(head: bytes, reader: StreamReader, writer: StreamWriter, *, no_body: bool = False) -> int:
-    """Send a head, which was read, and its body, which was not; return the body's size."""
+    """Send a head and its body, which is still to be read; return the body's size."""
     chunks = [head]
-    lower = head.lower()
-    length = re.search(rb"\r\ncontent-length: *(\d+)", lower)
-    if no_body:
-        pass
-    elif b"\r\ntransfer-encoding: chunked" in lower:
+    if not no_body and b"\r\ntransfer-encoding: chunked" in head.lower():
         size = 1
         while size:
             line = await reader.readuntil(b"\r\n")
             size = int(line.split(b";")[0], 16)
             chunks += [line, await reader.readexactly(size + 2)]
-    elif length:
+    elif not no_body and (length := re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)):
         chunks.append(await reader.readexactly(int(length[1])))
     writer.writelines(chunks)
     await writer.drain()
@@ -176,7 +172,7 @@ def _name(method: str, target: str) -> str:
 
 
 def main() -> None:
-    """Serve on a free port, print the URL, and end with the standard input."""
+    """Serve on a free port and print the URL, until standard input closes."""
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Spark in this process, and its standalone cluster on this machine, whose executors have a core each."""
+"""Spark in this process, and a standalone cluster on this machine whose executors have one core each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ EXECUTOR_MEMORY_MB = 1024
 
 
 def session(settings: Mapping[str, str]) -> SparkSession:
-    """Return a session of this process's own."""
     from pyspark.sql import SparkSession
 
     ensure_java()
@@ -39,7 +38,7 @@ def session(settings: Mapping[str, str]) -> SparkSession:
 
 @contextmanager
 def standalone_cluster(folder: Path, executors: int) -> Iterator[str]:
-    """Run a master and one worker with room for so many executors; give the master's URL. Logs go to the folder."""
+    """Run a master and a worker for these executors; yield the master's URL. Logs go to the folder."""
     folder.mkdir()
     with socket.create_server((_HOST, 0)) as free:
         port = free.getsockname()[1]
@@ -54,7 +53,7 @@ def standalone_cluster(folder: Path, executors: int) -> Iterator[str]:
 
 @contextmanager
 def _daemon(folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run one of Spark's daemons, and end it and what it has started."""
+    """Run one of Spark's daemons; kill its process group at the end."""
     import pyspark
 
     environment = {
@@ -85,7 +84,7 @@ def _wait_for(port: int, master: subprocess.Popen[bytes], folder: Path) -> None:
         except ConnectionRefusedError as exc:
             if master.poll() is not None or time.monotonic() > end_s:
                 log = (folder / "master.Master.log").read_text()[-2000:]
-                raise UnavailableError(f"the master of the cluster does not listen:\n{log}", port=port) from exc
+                raise UnavailableError(f"the cluster's master did not start:\n{log}", port=port) from exc
             time.sleep(_LOOK_EVERY_S)
         else:
             return

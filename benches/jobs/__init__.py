@@ -1,1 +1,1 @@
-"""What is measured: jobs as plain values, each with its rows and what is computed of them."""
+"""The jobs to measure: plain values that define their rows and the computation on them."""

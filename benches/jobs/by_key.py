@@ -1,14 +1,14 @@
-"""Functions that see one key at a time, unchanged under Spark's operator and holdfast's: the drop-ins.
+"""Drop-in replacements: functions of one key at a time that run unchanged on Spark's operators and on holdfast's.
 
-Micro-batch b touches `DropIn.touched` of the keys, each with as many rows, those that follow the ones of the batch
-before it; all keys come again after some batches.
+Each micro-batch touches the next `DropIn.touched` keys, with the same number of rows each; keys recur after some
+micro-batches.
 
 ``dropin``: a running count and sum by ``applyInPandasWithState``; there is a vectorised function, too.
 
-``dropin-tws``: a `StatefulProcessor` by ``transformWithState``. `ByProcessor.variable` says what it keeps for a key:
-``value`` is a running count and sum; ``map`` has `ENTRIES` entries, of which a micro-batch reads one and writes one;
-``list`` holds the rows themselves, appended and never read; ``timer`` is a count and sum that ends by an event-time
-timer, due in the second micro-batch after the one that registers it.
+``dropin-tws``: a `StatefulProcessor` by ``transformWithState``. `ByProcessor.variable` selects the state of a key:
+``value`` is a running count and sum; ``map`` has `ENTRIES` entries, of which a micro-batch reads and writes one;
+``list`` appends all rows and never reads them; ``timer`` is a count and sum that ends by an event-time timer, two
+micro-batches after its registration.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class DropIn(JobA):
 
     name = "dropin"
 
-    rows: int = option(40_000, "rows of a micro-batch")
+    rows: int = option(40_000, "rows per micro-batch")
     keys: int = option(40_000, "possible keys")
-    touched: int = option(20_000, "keys of a micro-batch")
+    touched: int = option(20_000, "keys per micro-batch")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.touched <= min(self.rows, self.keys):
-            raise InvalidArgumentError("a micro-batch touches at most as many keys as there are, each with a row")
+            raise InvalidArgumentError("--touched must be between 1 and the smaller of --rows and --keys")
 
     def source(self, spark: SparkSession) -> DataFrame:
         return self.numbers(spark).select(*self.columns())
@@ -59,7 +59,6 @@ class DropIn(JobA):
 
 
 def one_key(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-    """Add a key's rows to its count and sum."""
     n, s = state.getOption or (0, 0)
     for frame in frames:
         n += len(frame)
@@ -74,11 +73,10 @@ class ByProcessor(DropIn):
 
     name = "dropin-tws"
 
-    variable: str = option("value", "what is kept for a key", click.Choice(["value", "map", "list", "timer"]))
+    variable: str = option("value", "state variable of a key", click.Choice(["value", "map", "list", "timer"]))
 
     @property
     def time_mode(self) -> str:
-        """The clock of its timers."""
         return "EventTime" if self.variable == "timer" else "None"
 
     def source(self, spark: SparkSession) -> DataFrame:
@@ -92,17 +90,16 @@ class ByProcessor(DropIn):
         return [*super().columns(), at.alias("at")]
 
     def processor(self, *, in_pandas: bool) -> StatefulProcessor:
-        """Return the processor, for `Row` objects or for frames."""
         return _PROCESSORS[self.variable](in_pandas)
 
 
 def longs(*names: str) -> StructType:
-    """Return columns of integers; a schema as text would need Spark's parser, and so a JVM."""
+    """Return a schema of integers without Spark's parser, which would need a JVM."""
     return StructType([StructField(name, LongType()) for name in names])
 
 
 class _ByKey(StatefulProcessor):
-    """Takes a key's rows and yields one row of output, as `Row` objects or as frames."""
+    """Reads a key's rows and yields one row of output, as `Row` objects or as frames."""
 
     def __init__(self, in_pandas: bool) -> None:
         self._in_pandas = in_pandas
@@ -115,15 +112,13 @@ class _ByKey(StatefulProcessor):
 
     @abstractmethod
     def _take(self, rows: Iterator[Any]) -> tuple[int, int]:
-        """Add a key's rows to its state; return what the output shows."""
+        """Add a key's rows to its state; return count and sum for the output."""
 
     def _values(self, rows: Iterator[Any]) -> list[int]:
         return [v for frame in rows for v in frame["v"].tolist()] if self._in_pandas else [row.v for row in rows]
 
 
 class _Totals(_ByKey):
-    """A running count and sum."""
-
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._total = handle.getValueState("total", longs("n", "s"))
 
@@ -139,8 +134,6 @@ class _Totals(_ByKey):
 
 
 class _Entries(_ByKey):
-    """One entry of many counts."""
-
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._counts = handle.getMapState("counts", longs("entry"), longs("n"))
 
@@ -157,8 +150,6 @@ class _Entries(_ByKey):
 
 
 class _Appended(_ByKey):
-    """All rows of a key."""
-
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._all = handle.getListState("values", longs("v"))
 
@@ -170,8 +161,6 @@ class _Appended(_ByKey):
 
 
 class _Ending(_Totals):
-    """A count and sum until a timer."""
-
     def init(self, handle: StatefulProcessorHandle) -> None:
         super().init(handle)
         self._handle = handle
@@ -183,7 +172,7 @@ class _Ending(_Totals):
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
         total = self._total.get()
-        assert total is not None  # the timer came with it
+        assert total is not None  # registered with the timer
         yield self._shown(key, *total)
         self._total.clear()
 

@@ -24,5 +24,5 @@ JOBS: dict[str, type[Job]] = {
 def read_job(stored: Mapping[str, Any]) -> Job:
     """Return the job that `Job.stored` wrote."""
     sizes = dict(stored)
-    sizes.pop("transport", None)  # in results of before it was always packed
+    sizes.pop("transport", None)  # a field of old results
     return JOBS[sizes.pop("name")](**sizes)

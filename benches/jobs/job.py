@@ -1,4 +1,4 @@
-"""What a bench runs: a job is a plain value that says how large a run is, and knows its rows and what is computed.
+"""The work of a bench: a job is a plain value with the sizes of a run, and defines its rows and the computation.
 
 ::
 
@@ -6,7 +6,7 @@
                     fill the state   warm-up            counted
                     (`fill_batches`) (`warmup`)         (`counted`)
 
-An engine knows where state is kept, and runs every job of the kind that it names (`Engine.runs`).
+An engine decides where state is kept; it runs every job of the class `Engine.runs`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ from holdfast.errors import InvalidArgumentError
 
 
 class FiniteRange(click.FloatRange):
-    """A range of finite numbers."""
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         found = super().convert(value, param, ctx)
         if not math.isfinite(found):
@@ -39,52 +37,46 @@ class FiniteRange(click.FloatRange):
 
 
 ENDPOINT = "AWS_ENDPOINT_URL"
-#: When the rows of the first micro-batch happen, in s since 1970.
+#: Event time of the first micro-batch, in s since 1970.
 FIRST_SECOND = 1_700_000_000
 SEEDS_PER_PARTITION = 8
 _MAY_BE_ZERO = ("warmup", "latency_ms", "executors", "waiting")
 
 
 def option(default: Any, description: str, kind: Any = None) -> Any:
-    """Return a field of a job, which is an option of its command too; `kind` is a type of click, or None."""
+    """Return a field of a job, which is also an option of its command; `kind` is a click type, or None."""
     return field(default=default, metadata={"help": description, "type": kind})
 
 
 @dataclass(frozen=True)
 class Job:
-    """The size of one run; stored beside its results."""
+    """The sizes of one run, stored with its results."""
 
     name: ClassVar[str]
 
-    rows: int = option(1_000_000, "rows of a micro-batch")
+    rows: int = option(1_000_000, "rows per micro-batch")
     keys: int = option(1_000_000, "possible keys")
-    batches: int = option(8, "micro-batches of a run, without those that fill the state")
-    warmup: int = option(2, "first of these, which are not counted")
-    memory_mb: int | None = option(
-        None, "MiB of memory for engines on RocksDB; by default what they choose", click.IntRange(1)
-    )
+    batches: int = option(8, "micro-batches of a run, after those that fill the state")
+    warmup: int = option(2, "uncounted micro-batches at the start")
+    memory_mb: int | None = option(None, "memory of engines on RocksDB, MiB; default: their own", click.IntRange(1))
 
     def __post_init__(self) -> None:
         sizes = {name: value for name, value in asdict(self).items() if not isinstance(value, bool)}
         small = [name for name, value in sizes.items() if name not in _MAY_BE_ZERO and value in (0, -1)]
         if small or not 0 <= self.warmup < self.batches:
-            raise InvalidArgumentError(
-                "a bench needs sizes of at least 1, and more batches than its warm-up has", job=self.stored()
-            )
+            raise InvalidArgumentError("sizes must be at least 1, and --batches above --warmup", job=self.stored())
 
     @property
     def fill_batches(self) -> int:
-        """Micro-batches before the first one of `batches`, which only bring the state to its size."""
+        """Micro-batches before those of `batches`, which fill the state."""
         return 0
 
     @property
     def all_batches(self) -> int:
-        """Micro-batches of a run."""
         return self.fill_batches + self.batches
 
     @property
     def counted(self) -> range:
-        """The micro-batches that count."""
         return range(self.fill_batches + self.warmup, self.all_batches)
 
     def stored(self) -> dict[str, Any]:
@@ -97,24 +89,20 @@ class StreamingJob(Job, ABC):
     """A streaming query."""
 
     slots: int = option(2, "task slots: local[slots]")
-    partitions: int = option(2, "partitions of the shuffle")
+    partitions: int = option(2, "shuffle partitions")
     sources: int = option(2, "partitions of the source")
-    snapshot_commits: int | None = option(
-        None, "commits of a shard after which a snapshot is due; by default holdfast's own, for job B never"
-    )
-    plain_files: bool = option(
-        False, "whether Spark writes checkpoint files without forking: docs/configuration.md", bool
-    )
-    executors: int = option(0, "executors of a standalone cluster, with a core each; by default none is started")
-    state_dir: str = option("s3://bucket/bench", f"where engines on S3 keep commits; {ENDPOINT} may name the server")
-    latency_ms: float = option(0.0, "ms that the S3 server takes longer for each request", FiniteRange(min=0))
+    snapshot_commits: int | None = option(None, "commits between snapshots; default: holdfast's, for job B never")
+    plain_files: bool = option(False, "let Spark write checkpoint files without forking: docs/configuration.md", bool)
+    executors: int = option(0, "executors of a standalone cluster, one core each; default: no cluster")
+    state_dir: str = option("s3://bucket/bench", f"where engines on S3 commit; {ENDPOINT} may name the server")
+    latency_ms: float = option(0.0, "extra latency of each request to S3, ms", FiniteRange(min=0))
 
     def settings(self) -> dict[str, str]:
         """Return the Spark settings that all engines share."""
         chosen: dict[str, str] = {}
         if self.snapshot_commits is not None:
             chosen["spark.holdfast.snapshot.maxCommits"] = str(self.snapshot_commits)
-            chosen["spark.holdfast.snapshot.maxBytes"] = str(1 << 50)  # by default 64 MiB of commits make one due, too
+            chosen["spark.holdfast.snapshot.maxBytes"] = str(1 << 50)  # else 64 MiB of commits trigger snapshots, too
         if self.plain_files:
             manager = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
             chosen["spark.sql.streaming.checkpointFileManagerClass"] = manager
@@ -134,14 +122,14 @@ class StreamingJob(Job, ABC):
 
     @abstractmethod
     def source(self, spark: SparkSession) -> DataFrame:
-        """Return the streaming rows: what is grouped by, and what the job adds up."""
+        """Return the streaming rows: grouping columns, and the columns that the job aggregates."""
 
     def verify(self, settings: Mapping[str, str], places: Places, table: str, *, ours: bool) -> dict[str, Any]:
-        """Compare what a run has left in a table of its state with what is right, where a job knows it."""
+        """Compare a table of the final state with the right one, for jobs that can compute it."""
         return {}
 
     def numbers(self, spark: SparkSession) -> DataFrame:
-        """Return ascending numbers as ``value``, `rows` in each micro-batch."""
+        """Return ascending numbers as ``value``, `rows` per micro-batch."""
         return _ticks(spark, self.rows, self.sources)
 
 
@@ -153,29 +141,29 @@ class SparkJob(StreamingJob, ABC):
     state: ClassVar[str]
 
     def without_snapshots(self) -> Self:
-        """Return the same job, in which no snapshot is due."""
+        """Return the same job without snapshots."""
         return replace(self, snapshot_commits=self.all_batches + 1)
 
     @abstractmethod
     def reduce(self, batch: holdfast.ShardBatch) -> pa.Table:
-        """Return the state that a micro-batch alone would make, one row for each of its keys."""
+        """Return the state that results from one micro-batch, one row per key."""
 
     @abstractmethod
     def combine(self, old: Mapping[str, pa.Array], new: pa.Table) -> pa.Table:
-        """Return the state of keys that had `old` (null where there was none) and got `new`."""
+        """Return the new state of keys from their `old` state (null if absent) and the `new` rows'."""
 
     @abstractmethod
     def aggregates(self) -> list[Column]:
-        """Return the same as aggregations of Spark's own, named as the columns of `state`."""
+        """Return the same as Spark's aggregations, named like the columns of `state`."""
 
     def stateful(self, batch: holdfast.ShardBatch) -> pa.Table:
-        """Add a micro-batch to its keys' state; what holdfast calls."""
+        """Add a micro-batch to its keys' state: the function for holdfast."""
         state = self.combine(batch.state.get(), self.reduce(batch))
         batch.state.put(state)
         return _beside(batch.keys, state)
 
     def stateless(self, batch: holdfast.ShardBatch) -> pa.Table:
-        """Reduce a micro-batch alone: the same work on rows, and no state."""
+        """Reduce a micro-batch without state: the same work on rows."""
         return _beside(batch.keys, self.reduce(batch))
 
 
@@ -185,11 +173,11 @@ class StoreJob(Job, ABC):
 
     @abstractmethod
     def measure(self, backend_name: str, options: Mapping[str, str], places: Places) -> Measured:
-        """Do the work in this process, which does nothing else; `options` are of the backend."""
+        """Do the work in this process, which does nothing else; `options` configure the backend."""
 
 
 def numbered_rows(spark: SparkSession, job: StreamingJob, fill_rows: int) -> DataFrame:
-    """Return each row's micro-batch, ``batch``, and number in it, ``i``, made from a few seeds of Spark's source."""
+    """Return each row's micro-batch, ``batch``, and number in it, ``i``, expanded from seeds of Spark's source."""
     seeds = SEEDS_PER_PARTITION * job.sources
     batch, seed = F.expr(f"value div {seeds}").alias("batch"), (F.col("value") % seeds).alias("seed")
     wanted = F.when(F.col("batch") < job.fill_batches, fill_rows).otherwise(job.rows)
@@ -208,8 +196,8 @@ def server_of_environment() -> str:
     server = os.environ.get(ENDPOINT, "")
     if server and not server.startswith("http://"):
         raise InvalidArgumentError(
-            "requests are counted at a server without TLS: name one in the environment, as `make s3` shows, or none: "
-            "the bench then starts its own",
+            "requests cannot be counted through TLS: set an http:// endpoint, as `make s3` shows, or unset it, so that "
+            "the bench starts its own server",
             variable=ENDPOINT,
         )
     return server

@@ -1,7 +1,7 @@
-"""Job A: running count and sum for each key, over rows that Spark itself makes.
+"""Job A: running count and sum per key, over rows that Spark generates.
 
-Each micro-batch holds `Job.rows` rows, whose keys are spread evenly over `Job.keys`. Every engine gets the same frame,
-writes to the ``noop`` sink and runs under the same settings, so that what differs is how state is kept.
+Each micro-batch has `Job.rows` rows with keys spread evenly over `Job.keys`. All engines read the same frame, write to
+the ``noop`` sink and use the same settings, so that only the way they keep state differs.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""Job B: large state. Many keys have state already, and each micro-batch touches a few of them.
+"""Job B: large state. Each micro-batch touches a few of many keys that have state.
 
 ::
 
-    key           string of 16 hexadecimal digits, without order
+    key           string of 16 hexadecimal digits, unordered
     n             long         rows seen                          ┐
     total         long         sum of their amounts               │ 92 bytes of values and
-    first_seen    timestamp    time of the first                  │ 16 of key in the state
-    last_seen     timestamp    time of the last                   │
-    page          string       60 characters, of the last         ┘    (or what `JobB.value_bytes` leaves to it)
+    first_seen    timestamp    time of the first row              │ 16 of key in the state
+    last_seen     timestamp    time of the last row               │
+    page          string       60 characters, of the last row     ┘    (`JobB.value_bytes` sets its size)
 
-Micro-batches of `JobB.fill_rows` new keys each bring the state to `Job.keys` keys. The others hold
-`Job.rows` rows whose keys are drawn from all of these: evenly, or skewed so that a few keys get most rows.
-No snapshot falls into a run, on either side, unless `JobB.snapshot_commits` asks for them.
+Micro-batches of `JobB.fill_rows` new keys each fill the state with `Job.keys` keys. All others have `Job.rows` rows
+with keys drawn from these, evenly or skewed so that a few keys get most rows. Neither holdfast nor Spark makes
+snapshots during a run unless `JobB.snapshot_commits` is set.
 """
 
 from __future__ import annotations
@@ -42,26 +42,23 @@ class JobB(SparkJob):
     state = "n long, total long, first_seen timestamp, last_seen timestamp, page string"
     output = f"key string, {state}"
 
-    rows: int = option(100_000, "rows of a counted micro-batch")
+    rows: int = option(100_000, "rows per counted micro-batch")
     keys: int = option(2_000_000, "keys in the state")
-    batches: int = option(20, "micro-batches of a run, without those that fill the state")
-    warmup: int = option(4, "first of these, which are not counted")
-    memory_mb: int | None = option(512, "MiB of memory for engines on RocksDB", click.IntRange(1))
-    fill_rows: int = option(500_000, "new keys of a micro-batch that fills the state")
+    batches: int = option(20, "micro-batches of a run, after those that fill the state")
+    warmup: int = option(4, "uncounted micro-batches at the start")
+    memory_mb: int | None = option(512, "memory of engines on RocksDB, MiB", click.IntRange(1))
+    fill_rows: int = option(500_000, "new keys per micro-batch that fills the state")
     value_bytes: int = option(
-        92, "bytes of a key's values: numbers and times take 32, the page the rest", click.IntRange(_NUMBERS_BYTES)
+        92, "bytes of a key's values: 32 for numbers and times, the rest for the page", click.IntRange(_NUMBERS_BYTES)
     )
-    skew: float = option(1.0, "1: keys are drawn evenly; s: the share x of the keys gets x^(1/s) of the rows")
+    skew: float = option(1.0, "1 draws keys evenly; with s, a share x of the keys gets x^(1/s) of the rows")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         least = SEEDS_PER_PARTITION * self.sources
         if min(self.rows, self.fill_rows) < least or self.skew < 1 or self.value_bytes < _NUMBERS_BYTES:
-            raise InvalidArgumentError(
-                f"job B needs at least {least} rows a micro-batch, a skew of at least 1, and {_NUMBERS_BYTES} bytes of "
-                "values",
-                job=self.stored(),
-            )
+            problem = f"job B needs {least} rows per micro-batch, a skew of 1 and {_NUMBERS_BYTES} value bytes, or more"
+            raise InvalidArgumentError(problem, job=self.stored())
 
     @property
     def fill_batches(self) -> int:
@@ -74,9 +71,8 @@ class JobB(SparkJob):
         return {"spark.sql.streaming.stateStore.minDeltasForSnapshot": never, **super().settings()}
 
     def source(self, spark: SparkSession) -> DataFrame:
-        """Return the streaming rows."""
         rows = numbered_rows(spark, self, self.fill_rows)
-        # 53 random bits: as many as a double holds.
+        # 53 random bits fill a double's mantissa.
         chance = F.xxhash64("batch", "i").bitwiseAND((1 << 53) - 1) / float(1 << 53)
         key = F.when(F.col("batch") < self.fill_batches, F.col("batch") * self.fill_rows + F.col("i")).otherwise(
             F.floor(F.pow(chance, F.lit(self.skew)) * self.keys)
@@ -125,7 +121,7 @@ class JobB(SparkJob):
 
 
 def _page(characters: int) -> Column:
-    """Return the address of a page, of so many characters; a quarter of them is random, and more of a short one."""
+    """Return a URL with this many characters, of which a quarter is random; short ones are more random."""
     whole = len(_PAGE) + _DIGITS + len(_ABOUT_PAGE)
     if characters > whole:
         more = F.sequence(F.lit(1), F.lit(characters // whole))
@@ -141,5 +137,5 @@ def _address() -> Column:
 
 
 def _digits(*columns: str | Column) -> Column:
-    """Return 16 hexadecimal digits that depend on the columns."""
+    """Hash columns into 16 hexadecimal digits."""
     return F.lpad(F.lower(F.hex(F.xxhash64(*columns))), 16, "0")

@@ -1,19 +1,19 @@
-"""Operators in one line, beside Spark's own of the same name, which show the same rows.
+"""Built-in operators of holdfast and of Spark, which emit the same rows.
 
-A micro-batch is ten seconds of event time, and the watermark four seconds behind it.
+A micro-batch spans ten seconds of event time, and the watermark trails by four seconds.
 
 ===========  ==========================================================================================
-`dedup`      each id twice, within a micro-batch; an id is forgotten after four seconds
+`dedup`      each id twice within a micro-batch; ids expire after four seconds
 `window`     windows of ten seconds, about as many keys as rows
-`session`    a gap of five seconds, as many possible keys as rows
-`agg`        a count and a sum for each of so many possible keys
-`join`       half of the rows with the other half, two seconds apart at most, as many possible keys
-`left_join`  the same, where each row of one half comes out
-`full_join`  the same, where each row comes out
+`session`    a gap of five seconds, `keys` possible keys
+`agg`        a count and a sum for each of `keys` possible keys
+`join`       half of the rows with the other half, at most two seconds apart, `keys` possible keys
+`left_join`  the same, which emits all rows of one half
+`full_join`  the same, which emits all rows
 ===========  ==========================================================================================
 
-With `Operators.waiting`, the gap and the distance are as long as so many rows take to come. Large micro-batches bring
-the first of them; from then on as many go as come.
+With `Operators.waiting`, the gap and the distance are long enough for that many rows to wait in the state. Large
+micro-batches fill it; afterwards as many rows leave as arrive.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pyspark.sql import functions as F
 from holdfast.benches.jobs.job import FIRST_SECOND, StreamingJob, numbered_rows, option
 
 OPERATORS = ("dedup", "window", "session", "agg", "join", "left_join", "full_join")
-#: Spark's name for each join.
+#: Spark's name of each join.
 _HOW = {"join": "inner", "left_join": "left", "full_join": "full"}
 _BATCH_MS, _GAP_MS, _WITHIN_MS = 10_000, 5_000, 2_000
 _FILL_ROWS = 500_000
@@ -39,12 +39,12 @@ class Operators(StreamingJob):
 
     name = "operators"
 
-    operator: str = option("window", "which operator", click.Choice(OPERATORS))
-    rows: int = option(10_000, "rows of a micro-batch")
+    operator: str = option("window", "operator to run", click.Choice(OPERATORS))
+    rows: int = option(10_000, "rows per micro-batch")
     keys: int = option(200_000, "possible keys of session, agg and joins")
     batches: int = option(60, "micro-batches of a run")
-    warmup: int = option(35, "first of these, which are not counted: until the JVM has compiled what runs")
-    waiting: int = option(0, "rows that wait in the state of a session or join; by default those of a few seconds")
+    warmup: int = option(35, "uncounted micro-batches at the start, in which the JVM compiles the query")
+    waiting: int = option(0, "rows that wait in the state of a session or join; default: those of a few seconds")
 
     @property
     def fill_batches(self) -> int:
@@ -52,12 +52,11 @@ class Operators(StreamingJob):
 
     @property
     def output_mode(self) -> str:
-        """In which the query shows its rows."""
         return "update" if self.operator == "agg" else "append"
 
     @property
     def compared(self) -> tuple[str, ...]:
-        """The columns in which engines must agree; none for all: which of two duplicates comes is chance."""
+        """The columns in which engines must agree, all if empty; it is undefined which duplicate survives."""
         return ("key",) if self.operator == "dedup" else ()
 
     def numbers(self, spark: SparkSession) -> DataFrame:
@@ -68,7 +67,6 @@ class Operators(StreamingJob):
         return numbered_rows(spark, self, fill_rows).select((before + F.col("i")).alias("value"))
 
     def _wait(self, usual_ms: int) -> str:
-        """Return how long a row waits, as an interval."""
         return f"{self.waiting * _BATCH_MS // self.rows or usual_ms} milliseconds"
 
     def source(self, spark: SparkSession) -> DataFrame:
@@ -79,7 +77,6 @@ class Operators(StreamingJob):
         return rows.withWatermark("at", "4 seconds")
 
     def on_holdfast(self, frame: DataFrame) -> DataFrame:
-        """Return the operator on holdfast."""
         import holdfast
 
         if self.operator in _HOW:
@@ -95,7 +92,6 @@ class Operators(StreamingJob):
         return events.groupBy("key").agg(n=n, total=holdfast.sum("v"))
 
     def on_spark(self, frame: DataFrame) -> DataFrame:
-        """Return Spark's own."""
         if self.operator in _HOW:
             left, right = self._halves(frame)
             within = self._wait(_WITHIN_MS)
@@ -114,6 +110,5 @@ class Operators(StreamingJob):
 
     @staticmethod
     def _halves(frame: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """Return the rows with even and with odd numbers."""
         other = frame.where("v % 2 = 1").withColumnsRenamed({"at": "other_at", "v": "w"})
         return frame.where("v % 2 = 0"), other

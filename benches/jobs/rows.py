@@ -1,7 +1,7 @@
-"""Rows of state for benches that use the store alone.
+"""Rows of state for benches of the store alone.
 
-The key is a string of 16 digits; the value is two integers and, where it is wider than these, a string, half of it
-random letters and half of it the same everywhere, as page addresses and names are.
+The key is a string of 16 digits. The value is two integers; a wider one adds a string, half of it random letters and
+half constant, like URLs and names.
 """
 
 from __future__ import annotations
@@ -19,20 +19,19 @@ _NUMBERS_BYTES = 16
 
 
 def table_of(value_bytes: int) -> TableSchema:
-    """Return the table whose values have `value_bytes` bytes, 16 or more."""
+    """Return a table whose values have `value_bytes` bytes, at least 16."""
     numbers = [pa.field("n", pa.int64()), pa.field("total", pa.int64())]
     text = [pa.field("page", pa.large_string())] if value_bytes > _NUMBERS_BYTES else []
     return TableSchema.of(TABLE, pa.schema([("key", pa.large_string())]), pa.schema(numbers + text))
 
 
 def keys_of(table: TableSchema, numbers: IntArray) -> Keys:
-    """Return the keys with these numbers; no two numbers make the same key or the same hash."""
+    """Return the keys with these numbers; keys and hashes are unique."""
     digits = pc.utf8_lpad(pa.array(numbers).cast(pa.large_string()), KEY_CHARACTERS, "0")
     return Keys.of(table, hashes_of(numbers), pa.table({"key": digits}))
 
 
 def values_of(table: TableSchema, n: int, value_bytes: int, chance: np.random.Generator) -> pa.RecordBatch:
-    """Return `n` values of `value_bytes` bytes each."""
     columns = {"n": pa.array(chance.integers(0, 1000, n)), "total": pa.array(chance.integers(0, 1 << 40, n))}
     width = value_bytes - _NUMBERS_BYTES
     if width:

@@ -1,4 +1,4 @@
-"""One shard by the store alone, without Spark: what snapshots send, how fast they come back, and what size costs."""
+"""One shard in the store, without Spark: bytes of snapshots, time of restores, and costs by the size of the state."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorag
 from holdfast.snapshotter.storage.opening import open_storage
 
 FULL_BYTES, NEW_BYTES, RESTORE_MS = "bytes of a snapshot", "bytes sent for it", "restore, ms"
-#: Keys of a micro-batch of a few, and of a look-up of which nothing is in memory.
+#: Keys of a small micro-batch, and of a cold look-up.
 FEW_KEYS, COLD_KEYS = 1_000, 10_000
 FEW, COLD_MS = f"get and commit {FEW_KEYS:,}", f"get {COLD_KEYS:,}, nothing in memory, ms"
-#: Parts of a micro-batch of `Restore`.
+#: Phases of a micro-batch of `Restore`.
 RESTORE, PLAIN_DOWNLOAD = "restore", "plain download"
 _THREADS = 8
 _FILL_ROWS = 500_000
@@ -48,38 +48,36 @@ _SHARD = "bench/shard-0000"
 
 @dataclass(frozen=True)
 class ShardJob(StoreJob):
-    """A job on one shard whose state is filled first."""
+    """A job on one shard that fills the state first."""
 
-    memory_mb: int | None = option(512, "MiB of memory for the rocksdb backend", click.IntRange(1))
+    memory_mb: int | None = option(512, "memory of the rocksdb backend, MiB", click.IntRange(1))
     value_bytes: int = option(92, "bytes of a value")
-    state_dir: str | None = option(None, "where the state is durable, as s3://bucket/bench; by default on local disk")
-    serves: bool = option(
-        False, "whether to start an S3 server with s3://bucket, unless the environment names one", bool
-    )
+    state_dir: str | None = option(None, "durable storage, as s3://bucket/bench; default: local disk")
+    serves: bool = option(False, "start an S3 server with s3://bucket unless the environment names one", bool)
 
     def measure(self, backend_name: str, options: Mapping[str, str], places: Places) -> Measured:
         with _serving(self.serves), _shard(self, backend_name, options, places) as shard:
             watch = StoreWatch({"backend": backend_name, **options}, self.warmup)
             once = self._run(shard, watch, places)
-            # Means of the counted micro-batches, as all of them are stored.
+            # `once` has means, and documents have sums of the counted micro-batches.
             storage = {what: number * len(self.counted) for what, number in once.items()}
             return watch.measured(storage)
 
     @abstractmethod
     def _run(self, shard: Shard, watch: StoreWatch, places: Places) -> dict[str, float]:
-        """Fill the shard, do the work, and return what was counted, by micro-batch."""
+        """Fill the shard, do the work, and return counts per micro-batch."""
 
 
 @dataclass(frozen=True)
 class Snapshots(ShardJob):
-    """After each commit of a few changed keys a snapshot is written; files that an earlier one stored stay there."""
+    """Writes a snapshot after each commit of a few changed keys; files of earlier snapshots are reused."""
 
     name = "snapshots"
 
     rows: int = option(20_000, "keys that change between two snapshots")
     keys: int = option(2_000_000, "keys in the state")
     batches: int = option(50, "snapshots")
-    warmup: int = option(25, "first of these, which are not counted")
+    warmup: int = option(25, "uncounted snapshots at the start")
 
     def _run(self, shard: Shard, watch: StoreWatch, places: Places) -> dict[str, float]:
         pointer, sizes = shard.fill(self.keys), []
@@ -100,14 +98,14 @@ class Snapshots(ShardJob):
 
 @dataclass(frozen=True)
 class Restore(ShardJob):
-    """State that is in the storage only is restored on an empty directory, in turns with a plain download."""
+    """Restores state from the storage into an empty directory, alternating with a plain download."""
 
     name = "restore"
 
     rows: int = option(10_000_000, "keys in the state, all of which are restored: 1 GB")
-    keys: int = option(10_000_000, "the same: --rows says it")
+    keys: int = option(10_000_000, "unused: always --rows")
     batches: int = option(5, "restores")
-    warmup: int = option(1, "first of these, which are not counted")
+    warmup: int = option(1, "uncounted restores at the start")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keys", self.rows)
@@ -131,13 +129,13 @@ class Restore(ShardJob):
 class Size(ShardJob):
     """Micro-batches on a state of some size, its snapshot and its restore.
 
-    Merges run elsewhere, and local files are not synced, as below a state server. After each there is one of a few
-    keys, which does not count.
+    Merges run in the background and local files are not synced, as below a state server. A small micro-batch, which
+    does not count, follows each.
     """
 
     name = "size"
 
-    rows: int = option(100_000, "keys of a micro-batch, drawn evenly from all")
+    rows: int = option(100_000, "keys per micro-batch, drawn evenly from all")
     keys: int = option(1_000_000, "keys in the state")
 
     def _run(self, shard: Shard, watch: StoreWatch, places: Places) -> dict[str, float]:
@@ -170,7 +168,7 @@ class Size(ShardJob):
 
 
 class Shard:
-    """A shard on a backend, and a storage."""
+    """A shard on a backend, with its storage."""
 
     def __init__(
         self,
@@ -200,16 +198,15 @@ class Shard:
         return committed
 
     def some_numbers(self, keys: int, most: int) -> np.ndarray:
-        """Return the numbers of about `most` of the keys, drawn evenly."""
+        """Draw the numbers of about `most` keys evenly."""
         return np.unique(self.chance.integers(0, keys, most))
 
     def look_up(self, pointer: Pointer, keys: Keys) -> None:
-        """Look keys up, as a shard call does."""
         with self.store.read_at(pointer) as view:
             view.get(TABLE, keys)
 
     def cold_ms(self, pointer: Pointer, numbers: np.ndarray) -> float:
-        """Return what a look-up takes in a process that has read nothing, in files of which nothing is in memory."""
+        """Time a look-up in a fresh process, after evicting all files from memory."""
         KEPT.forget()
         for path in self._home.rglob("*"):
             if path.is_file() and not path.is_symlink():
@@ -220,7 +217,7 @@ class Shard:
             return fresh.submit(_look_up_ms, self._open_backend, self._home, pointer, numbers).result()
 
     def fill(self, keys: int, *, in_order: bool = False) -> Pointer:
-        """Write all keys by hash, and let the backend merge them; nothing becomes durable."""
+        """Write all keys and let the backend merge them; nothing becomes durable."""
         store, pointer = VersionedStore(self.backend), None
         numbers = np.arange(keys)
         if in_order:
@@ -232,12 +229,11 @@ class Shard:
         return pointer
 
     def lose_local_state(self) -> None:
-        """Leave nothing but what is stored."""
         self.backend.close()
         shutil.rmtree(self._home)
 
     def restore_ms(self, pointer: Pointer, keys: int) -> float:
-        """Return what it takes to restore a version in an empty directory, and to open it."""
+        """Time restoring a version in an empty directory and opening it."""
         try:
             with self._open_backend(self._home) as backend:
                 store = VersionedStore(backend, self._open_log(self._home))
@@ -245,13 +241,13 @@ class Shard:
                 with store.read_at(pointer) as view:
                     found = sum(len(run) for run in view.scan(TABLE))
                 if found != keys:
-                    raise CorruptionError("the restored state is not the one that was stored", found=found, keys=keys)
+                    raise CorruptionError("the restored state differs from the stored state", found=found, keys=keys)
                 return taken_ms
         finally:
             shutil.rmtree(self._home)
 
     def download_ms(self, folder: Path) -> float:
-        """Return what it takes to copy all objects of the storage to files, by as many threads."""
+        """Time copying all objects of the storage to files, with as many threads as a restore."""
 
         def fetch(info: ObjectInfo) -> None:
             with (folder / info.key.replace("/", "-")).open("xb") as file:
@@ -285,7 +281,7 @@ def _shard(job: ShardJob, backend_name: str, options: Mapping[str, str], places:
 
 @contextmanager
 def _serving(serves: bool) -> Iterator[None]:
-    """Serve S3 for this process, which is for this run, unless the environment names a server."""
+    """Serve S3 for this process unless the environment names a server."""
     if not serves or server_of_environment():
         yield
         return
@@ -306,7 +302,6 @@ def _look_up_ms(open_backend: Callable[[Path], Backend], home: Path, pointer: Po
 
 
 def timed_ms(work: Callable[[], object]) -> float:
-    """Return what some work takes."""
     start = time.perf_counter()
     work()
     return round((time.perf_counter() - start) * 1000, 2)

@@ -1,14 +1,13 @@
-"""Micro-batches into each sink, in turns with the fastest plain way into the same target.
+"""Micro-batches into each sink, alternating with the fastest plain way to write the same target.
 
 ::
 
     the same rows ──▶ delta, plain delta ──▶ parquet, plain parquet ──▶ postgres, plain COPY ──▶ …
-    and again, in another order, with `few` rows: what a micro-batch costs besides its rows
+    and again with `few` rows, which shows the fixed cost of a micro-batch
 
-Rows come from memory, in as many partitions as there are slots; a sink's time has all of `exactly_once`: the tasks,
-the decision and the commit. PostgreSQL and Kafka are measured where a server is named. Delta is also written by
-two queries that run: by ``foreachBatch``, and as a data source, which begins anew each time; there Spark's whole
-trigger counts.
+Rows come from memory, in as many partitions as there are slots. A sink's time covers all of `exactly_once`: the tasks,
+the decision and the commit. PostgreSQL and Kafka are measured if a server is given. Delta is also written by two
+running queries, by ``foreachBatch`` and as a data source; for these the time is that of Spark's whole trigger.
 """
 
 from __future__ import annotations
@@ -41,29 +40,28 @@ if TYPE_CHECKING:
 
 Rows = Iterable[pa.RecordBatch]
 _NAMES = ("key", "n", "total", "page")
-#: In the names of sinks: servers remember those of earlier runs, and what these have shown.
+#: Makes the names of sinks unique, since servers keep the progress of sinks of earlier runs.
 _RUN = clock.new_id()
 
-# The fastest plain ways: each writes the rows of a task of ``mapInArrow``, as a sink's tasks do, with the same encoders
-# where there are any. Nothing is prepared, and a crash leaves half a micro-batch: what differs is the guarantee.
+# The fastest plain ways: each writes the rows of a ``mapInArrow`` task with the sink's encoders, if any. They prepare
+# nothing, so that a crash leaves half a micro-batch: only the guarantee differs.
 
 
 def _to_parquet(folder: str, batches: Rows) -> None:
-    """Write a Parquet file."""
     import pyarrow.parquet as pq
 
     pq.write_table(pa.Table.from_batches(batches), Path(folder, f"{clock.new_id()}.parquet"), compression="zstd")
 
 
 def _to_delta(url: str, batches: Rows) -> None:
-    """Append by `deltalake.write_deltalake`: a Delta commit for each partition."""
+    """Append with `deltalake.write_deltalake`: one Delta commit per partition."""
     from deltalake import write_deltalake
 
     write_deltalake(url, pa.Table.from_batches(batches), mode="append")
 
 
 def _to_postgres(dsn: str, name: str, by: tuple[str, ...], batches: Rows) -> None:
-    """COPY into a table, or by key into a temporary one, then ``INSERT … ON CONFLICT``; commit on a kept connection."""
+    """COPY into a table; by key into a temporary table, then ``INSERT … ON CONFLICT``. Keeps the connection."""
     from psycopg import sql
 
     from holdfast.spark_integration.sinks.postgres.writing import by_key, encoded
@@ -85,7 +83,7 @@ def _to_postgres(dsn: str, name: str, by: tuple[str, ...], batches: Rows) -> Non
 
 
 def _to_kafka(servers: str, topic: str, batches: Rows) -> None:
-    """Send by an idempotent producer, without a transaction."""
+    """Send with an idempotent producer, without a transaction."""
     import confluent_kafka
 
     producer = confluent_kafka.Producer(
@@ -93,7 +91,7 @@ def _to_kafka(servers: str, topic: str, batches: Rows) -> None:
             "bootstrap.servers": servers,
             "enable.idempotence": True,
             "delivery.report.only.error": True,
-            # As the sink: half a second less until the first message.
+            # Like the sink: saves half a second before the first message.
             "enable.sparse.connections": False,
             "linger.ms": 5,
             "queue.buffering.max.messages": 1_000_000,
@@ -104,7 +102,7 @@ def _to_kafka(servers: str, topic: str, batches: Rows) -> None:
             producer.produce(topic, value, key)
         producer.poll(0)
     if producer.flush(60):
-        raise TimeoutError("messages were not acknowledged")
+        raise TimeoutError("Kafka did not acknowledge all messages within 60 s")
 
 
 _connections: dict[str, psycopg.Connection[Any]] = {}
@@ -120,7 +118,6 @@ def _connection(dsn: str) -> psycopg.Connection[Any]:
 
 
 def make_tables(dsn: str) -> None:
-    """Make the tables that the sinks and the plain ways write to."""
     import psycopg
 
     with psycopg.connect(dsn) as connection:
@@ -142,9 +139,9 @@ _SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
 }
 _FOLDERS = {"spark.local.dir": "spark", f"{PREFIX}local.dir": "local", f"{PREFIX}state.dir": "decisions"}
-#: What the names of parts end with that are about small micro-batches.
+#: The suffix of phases that write small micro-batches.
 FEW_ROWS = ", few rows"
-#: Writes a micro-batch of this number, and returns the ms that it took.
+#: Writes the micro-batch with this id, and returns the time in ms.
 Way = Callable[["DataFrame", int], float]
 
 
@@ -154,16 +151,16 @@ class Sinks(StoreJob):
 
     name = "sinks"
 
-    rows: int = option(100_000, "rows of a micro-batch")
-    keys: int = option(100_000, "the same")
-    few: int = option(100, "rows of a small micro-batch")
+    rows: int = option(100_000, "rows per micro-batch")
+    keys: int = option(100_000, "unused")
+    few: int = option(100, "rows per small micro-batch")
     batches: int = option(12, "micro-batches into each target")
-    warmup: int = option(3, "first of these, which are not counted")
-    value_bytes: int = option(92, "bytes of a row besides its key")
-    partitions: int = option(2, "tasks of a micro-batch")
-    postgres: str | None = option(None, "a libpq connection string without a password; see make postgres")
+    warmup: int = option(3, "uncounted micro-batches at the start")
+    value_bytes: int = option(92, "bytes of a row without its key")
+    partitions: int = option(2, "tasks per micro-batch")
+    postgres: str | None = option(None, "libpq connection string without a password; see make postgres")
     kafka: str | None = option(None, "brokers, as host:port; see make kafka")
-    topic: str | None = option(None, "a topic there")
+    topic: str | None = option(None, "Kafka topic")
 
     def measure(self, backend_name: str, options: Mapping[str, str], places: Places) -> Measured:
         watch, chance = StoreWatch({"backend": backend_name, **options}, self.warmup), random.Random(7)
@@ -182,7 +179,7 @@ class Sinks(StoreJob):
 
 
 def _ways(job: Sinks, places: Places) -> dict[str, Way]:
-    """Return each sink, and the plain way into the same kind of target."""
+    """Return each sink and the plain way to write the same kind of target."""
     (places.disk / "plain-parquet").mkdir()
     disk = str(places.disk)
     ways = {
@@ -215,7 +212,7 @@ def _sink(sink: sinks.TwoPhaseSink, number: int, *columns: str) -> Way:
     write = sinks.exactly_once(sink)
 
     def way(frame: DataFrame, batch_id: int) -> float:
-        # What Spark tells the function inside a query.
+        # Spark sets this property inside a query.
         frame.sparkSession.sparkContext.setLocalProperty(QUERY_PROPERTY, f"00000000-0000-4000-8000-{number:012d}")
         rows = frame.selectExpr(*columns) if columns else frame
         return timed_ms(partial(write, rows, batch_id))
@@ -237,7 +234,7 @@ def _plain(write: Callable[[Rows], None], *columns: str) -> Way:
 
 @contextmanager
 def _queries(spark: SparkSession, example: DataFrame, disk: Path) -> Iterator[dict[str, Way]]:
-    """Yield both ways of a query into a Delta table, while their queries run."""
+    """Yield both ways to write a Delta table from a query, while their queries run."""
     sink = {name: sinks.delta(f"bench-{name}", f"{disk}/{name}", create=True) for name in ("query", "source")}
 
     def as_function(writer: DataStreamWriter) -> DataStreamWriter:
@@ -262,14 +259,14 @@ def _queries(spark: SparkSession, example: DataFrame, disk: Path) -> Iterator[di
 
 
 def _write(query: StreamingQuery, folder: Path, kept: Path, rows: DataFrame, batch_id: int) -> float:
-    """Let a query that reads a folder write rows as its next micro-batch."""
+    """Feed rows as the next micro-batch to a query that reads a folder."""
     files = kept / str(rows.count())
     if not files.exists():
         rows.write.parquet(str(files))
     ready = folder.with_name("ready")
     ready.mkdir(exist_ok=True)
     for number, path in enumerate(sorted(files.glob("*.parquet"))):
-        # One folder more, which is there at once: a micro-batch takes what it finds.
+        # In a folder that is renamed into place, so that a micro-batch finds all files.
         (ready / f"{batch_id:06}-{number}.parquet").hardlink_to(path)
     ready.rename(folder / f"{batch_id:06}")
     query.processAllAvailable()
@@ -278,7 +275,7 @@ def _write(query: StreamingQuery, folder: Path, kept: Path, rows: DataFrame, bat
 
 
 def _held(spark: SparkSession, rows: int, job: Sinks) -> DataFrame:
-    """Return rows that are in memory."""
+    """Return rows cached in memory."""
 
     def made(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         table = table_of(job.value_bytes)

@@ -1,6 +1,6 @@
-"""Single steps of a shard call: a micro-batch of job A, one shard of two. Run with ``make bench-micro``.
+"""Single steps of a shard call of job A with two shards. Run with ``make bench-micro``.
 
-It has 500,000 rows of some 316,000 keys, and 500,000 are in the state.
+The call has 500,000 rows of about 316,000 keys; the state has 500,000 keys.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SCHEMA = TableSchema.of("state", pa.schema([("key", _INT)]), pa.schema([("n", _
 
 @cache
 def _rows() -> tuple[pa.Table, np.ndarray, np.ndarray]:
-    """Return rows, the hash of each, and those of all keys: the same each time."""
+    """Return rows, their hashes, and the hashes of all keys."""
     chance = np.random.default_rng(0)
     space = chance.permutation(np.unique(chance.integers(0, 2**63, KEYS, dtype=np.uint64)))
     picked = chance.integers(0, len(space), ROWS)
@@ -84,7 +84,7 @@ def _find_of_one_hash() -> Step:
     return partial(_run(keys).find, keys)
 
 
-# By name what makes a step, so that nothing is made of what is not measured.
+# Factories of the steps by name, so that only selected steps are prepared.
 STEPS: dict[str, Callable[[], Step]] = {
     "group rows": _group_rows,
     "find": lambda: partial(_state().find, _keys()),
@@ -99,6 +99,5 @@ STEPS: dict[str, Callable[[], Step]] = {
 
 @pytest.mark.parametrize("step", STEPS)
 def test_step(benchmark: Any, step: str) -> None:
-    """Measure a step."""
     benchmark.extra_info["operation"] = step
     benchmark(STEPS[step]())

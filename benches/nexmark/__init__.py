@@ -1,9 +1,9 @@
-"""Nexmark: an auction house's stream of people, auctions and bids, and queries about it; README.md has the table.
+"""Nexmark: queries over an auction house's stream of people, auctions and bids; see the table in README.md.
 
 ::
 
-    events.py     people, auctions and bids, made of their numbers inside Spark
-    query.py      what a query is: ways to write it, and SQL that says what it finds
-    auctions.py, windows.py      the queries
-    job.py        all of them by number; `Nexmark`: a query and the size of a run; its engines: each way
+    events.py                  people, auctions and bids, computed from their numbers inside Spark
+    query.py                   `Query`: ways to write a query, and SQL that defines its results
+    auctions.py, windows.py    the queries
+    job.py                     `Nexmark`, a query with the sizes of a run, and its engines
 """

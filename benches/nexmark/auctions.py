@@ -1,13 +1,12 @@
-"""Queries 4, 9, 18, 19 and 20: auctions with their bids, and bids that are kept for ever.
+"""Queries 4, 9, 18, 19 and 20: auctions with their bids, and bids that are kept forever.
 
-The winning bid of query 9 is an auction's highest between opening and expiry, of equal ones the earliest; query 4 takes
-the average of these by category. An auction counts once the watermark has passed the second in which it expires. A bid
-may come before its auction, and waits for it until the watermark says that no such auction comes any more. In query 20
-each bid comes beside its auction; that a bid happens near its opening bounds the state, which in the published query
-goes on growing.
+Query 9 finds an auction's highest bid between opening and expiry, the earliest of equal bids; query 4 averages these by
+category. An auction counts once the watermark has passed the second of its expiry. A bid that arrives before its
+auction waits until the watermark rules that auction out. Query 20 joins bids with their auctions; since a bid happens
+near the opening, its state is bounded, whereas that of the published query keeps growing.
 
-Queries 18 and 19 keep whole bids, for ever. Every event has a time of its own, so that there is one last bid; of equal
-bids the earlier one is the higher one.
+Queries 18 and 19 keep whole bids forever. Event times are unique, so that there is one last bid; of equal bids the
+earlier one ranks higher.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ def _auctions_and_bids(house: House) -> DataFrame:
 
 
 class Closing(StatefulProcessor):
-    """Keeps an auction, its highest bid, and bids that came before it; a timer closes it."""
+    """Keeps an auction, its highest bid, and bids that arrived before it; a timer closes it."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.handle = handle
@@ -129,7 +128,7 @@ class Closing(StatefulProcessor):
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
         opened, due_ms = self.opened.get(), expiredTimerInfo.getExpiryTimeInMs()
         if opened is None:
-            # Those whose auction could still come have a later timer.
+            # Bids whose auction may still arrive have a later timer.
             waiting = [bid for bid in self.early.get() if _after_ms(bid[0]) > due_ms]
             self.early.clear()
             if waiting:
@@ -143,7 +142,7 @@ class Closing(StatefulProcessor):
 
 
 def _after_ms(at_us: int) -> int:
-    """Return the first watermark that has passed a time."""
+    """Return the first watermark after a time."""
     return at_us // 1000 + 1
 
 
@@ -244,7 +243,7 @@ def _top_in_one_line(house: House) -> DataFrame:
 
 
 class Top(StatefulProcessor):
-    """Keeps the highest bids of an auction in a list, highest first; gives them out when they change."""
+    """Keeps the highest bids of an auction in a list, in descending order; emits them when they change."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.top = handle.getListState("top", _TOP)

@@ -1,23 +1,22 @@
-"""The events of Nexmark: each is made of its number alone, in columns inside Spark.
+"""Nexmark's events, each computed from its number in Spark columns.
 
 ::
 
     number % 50    0         1 2 3      4 … 49
                    person    auction    bid          1 : 3 : 46
 
-    ids     people and auctions are numbered in their order, from 1000 on
-    hot     every second bid goes to the newest auction whose number is a multiple of 100; three of four bids come from
+    ids     people and auctions are numbered consecutively from 1000
+    hot     every second bid is for the newest auction whose number is a multiple of 100; three of four bids come from
             the person after the newest multiple of 100, three of four auctions from the person at it
-    others  one of the last 1,000 people or 100 auctions, or one of the next ten, who come a little later
-    time    a fixed number of events a second; groups of events are shuffled by a fixed permutation
+    others  one of the last 1,000 people or 100 auctions, or one of the next ten, which arrive a little later
+    time    a fixed number of events per second; groups of events are shuffled by a fixed permutation
 
-So two Spark sessions, a stream and a batch, or two ways to cut a stream into micro-batches have the same events.
+So the events do not depend on the Spark session, on stream or batch, or on the size of micro-batches.
 
 Sources: Tucker, Tufte, Papadimos, Maier, "NEXMark - A Benchmark for Queries over Data Streams", OGI 2002, for people,
-auctions and bids; the proportions, ids, prices and the order in time are those that the generators of Apache Beam
-(``org.apache.beam.sdk.nexmark``) and of Flink's nexmark (github.com/nexmark/nexmark) have as defaults. Chance is a hash
-of the number here, where theirs is a random generator; columns that no query reads, and the padding of events to 100,
-200 and 500 bytes, are left out.
+auctions and bids; proportions, ids, prices and order in time are the defaults of the generators of Apache Beam
+(``org.apache.beam.sdk.nexmark``) and of Flink's nexmark (github.com/nexmark/nexmark). Hashes of the numbers replace
+their random generators; columns that no query reads, and the padding of events to 100, 200 and 500 bytes, are left out.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ PERSON, AUCTION, BID = 0, 1, 2
 PEOPLE, AUCTIONS, CYCLE = 1, 3, 50
 FIRST_ID, FIRST_CATEGORY, CATEGORIES = 1000, 10, 5
 LEAD, HOT = 10, 100
-#: How far the watermark is behind the newest event, as in the tables of Flink's nexmark.
+#: The delay of the watermark, as in the tables of Flink's nexmark.
 WATERMARK_S = 4
 _FIRST_NAMES = ("Peter", "Paul", "Luke", "John", "Saul", "Vicky", "Kate", "Julie", "Sarah", "Deiter", "Walter")
 _LAST_NAMES = ("Shultz", "Abrams", "Spencer", "White", "Bartels", "Walton", "Smith", "Jones", "Noris")
 _CHANNELS = ("Google", "Facebook", "Baidu", "Apple")
-_STEP = 953  # a prime, so that multiples of it visit every place of a group that is no multiple of it
+_STEP = 953  # a prime, so that its multiples visit every position of a group unless they divide it
 
 
 @dataclass(frozen=True)
 class Mix:
-    """What the generators leave open.
+    """The generators' parameters.
 
-    So many of the newest people bid and sell, and so many of the newest auctions get bids; an event may happen at most
-    `disorder_ms` earlier than the events before it.
+    The newest `people` bid and sell, and the newest `auctions` get bids. An event happens at most `disorder_ms` earlier
+    than the events before it.
     """
 
     per_second: int
@@ -58,38 +57,37 @@ class Mix:
 
     def __post_init__(self) -> None:
         if not 1 <= self.per_second <= 1_000_000:
-            raise InvalidArgumentError("an event needs its own microsecond", per_second=self.per_second)
-        if self.disorder_ms >= WATERMARK_S * 1000:
-            raise InvalidArgumentError(
-                "events would be late, and dropped: choose less than the watermark's delay",
-                disorder_ms=self.disorder_ms,
-                delay_ms=WATERMARK_S * 1000,
-            )
+            problem = "each event needs its own microsecond: --per-second must be between 1 and 1,000,000"
+            raise InvalidArgumentError(problem, per_second=self.per_second)
+        if self.disorder_ms >= (delay_ms := WATERMARK_S * 1000):
+            problem = "events would be late and dropped: choose --disorder-ms below the watermark's delay"
+            raise InvalidArgumentError(problem, disorder_ms=self.disorder_ms, delay_ms=delay_ms)
         if self.group % _STEP == 0:
-            raise InvalidArgumentError("events cannot be shuffled in groups of this size", events=self.group)
+            problem = "events cannot be shuffled in groups of this size; change --per-second or --disorder-ms"
+            raise InvalidArgumentError(problem, events=self.group)
 
     @property
     def group(self) -> int:
-        """How many successive events are shuffled among themselves."""
+        """The number of consecutive events that are shuffled together."""
         return max(1, self.per_second * self.disorder_ms // 1000)
 
     @property
     def longest_ms(self) -> int:
-        """How long an auction is open at most: on average as long as it takes until `auctions` others have begun."""
+        """The longest time that an auction is open; the average is the time in which `auctions` others open."""
         return 1 + max(1, 2 * (self.auctions * CYCLE * 1000 // AUCTIONS // self.per_second))
 
     @property
     def reach_ms(self) -> int:
-        """How far from the opening of its auction a bid happens at most."""
+        """The longest time between a bid and the opening of its auction."""
         auctions = max(self.auctions, HOT) + 2 * AUCTIONS
         return 1 + auctions * CYCLE * 1000 // AUCTIONS // self.per_second + 2 * self.disorder_ms
 
 
 def events(numbers: DataFrame, mix: Mix, *others: str) -> DataFrame:
-    """Return the events of a frame of numbers, streaming or batch, beside the `others` of its columns.
+    """Return the events of a streaming or batch frame of numbers, and the `others` of its columns.
 
-    Each has its ``kind``; ``at``, when it happens, and ``arrived``, when it comes if events come evenly; and by kind,
-    null for other kinds: ``person``, ``name``; ``auction``, ``seller``, ``category``, ``expires``; ``auction``,
+    Each has a ``kind``, its event time ``at``, its arrival time ``arrived`` if events arrive evenly, and columns that
+    are null for other kinds: ``person``, ``name``; ``auction``, ``seller``, ``category``, ``expires``; ``auction``,
     ``bidder``, ``price``, ``channel``, ``url``.
     """
     number, place = F.col("number"), F.col("number") % CYCLE
@@ -100,7 +98,7 @@ def events(numbers: DataFrame, mix: Mix, *others: str) -> DataFrame:
         kind.alias("kind"),
         _time(shuffled, mix).alias("at"),
         _time(number, mix).alias("arrived"),
-        # The newest ones of each, counted from 0.
+        # The newest person and auction, counted from 0.
         F.expr(f"number div {CYCLE}").alias("last_person"),
         (F.expr(f"number div {CYCLE}") * AUCTIONS + F.least(place, F.lit(AUCTIONS)) - 1).alias("last_auction"),
     )
@@ -133,19 +131,19 @@ def events(numbers: DataFrame, mix: Mix, *others: str) -> DataFrame:
 
 
 class _Chance:
-    """Numbers that look like chance, and depend on the event's number, a seed and what they are for."""
+    """Pseudo-random numbers that depend on the event's number, a seed and their purpose."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
     def of(self, what: str) -> Column:
-        """Return a number from 0 to 1, 1 excluded."""
-        bits = 53  # as many as a double holds
+        """Return a number in [0, 1)."""
+        bits = 53  # the mantissa of a double
         hashed = F.xxhash64("number", F.lit(self._seed), F.lit(what))
         return hashed.bitwiseAND((1 << bits) - 1) / float(1 << bits)
 
     def below(self, end: int | Column, what: str) -> Column:
-        """Return an integer from 0 to `end`, `end` excluded."""
+        """Return an integer in [0, end)."""
         return F.floor(self.of(what) * end)
 
     def one_of(self, texts: tuple[str, ...], what: str) -> Column:
@@ -171,17 +169,16 @@ def _person(mix: Mix, chance: _Chance, what: str, hot: int) -> Column:
 
 
 def of_kind(frame: DataFrame, *kinds: int) -> DataFrame:
-    """Return the events of some kinds."""
     return frame.where(F.col("kind").isin(*kinds))
 
 
 @dataclass(frozen=True)
 class House:
-    """An auction house: what queries are written over."""
+    """The input of a query."""
 
     events: DataFrame
     mix: Mix
 
     def of(self, *kinds: int, time: str = "at") -> DataFrame:
-        """Return the events of some kinds, whose watermark leaves none behind."""
+        """Return the events of some kinds, with a watermark that drops none."""
         return of_kind(self.events, *kinds).withWatermark(time, f"{WATERMARK_S} seconds")

@@ -1,4 +1,4 @@
-"""``nexmark``: one of its queries, over events that Spark makes of their numbers."""
+"""``nexmark``: a query over events that Spark computes from their numbers."""
 
 from __future__ import annotations
 
@@ -38,32 +38,30 @@ class Nexmark(StreamingJob):
 
     name = "nexmark"
 
-    rows: int = option(100_000, "events of a micro-batch: 46 of 50 are bids")
+    rows: int = option(100_000, "events per micro-batch: 46 of 50 are bids")
     keys: int = option(1_000, "people who bid and sell at a time")
     batches: int = option(36, "micro-batches of a run")
-    warmup: int = option(24, "first of these, which are not counted: until the JVM has compiled what runs")
+    warmup: int = option(24, "uncounted micro-batches at the start, in which the JVM compiles the query")
     query: str = option("5", "number of the query", click.Choice(list(QUERIES)))
-    per_second: int = option(10_000, "events in a second of event time")
+    per_second: int = option(10_000, "events per second of event time")
     auctions: int = option(100, "auctions that are open at a time")
-    disorder_ms: int = option(1_000, "how much earlier than those before it an event may happen")
-    seed: int = option(1, "of the events")
+    disorder_ms: int = option(1_000, "how much earlier than its predecessors an event may happen, ms")
+    seed: int = option(1, "seed of the events")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.mix  # refuses what cannot be
+        _ = self.mix  # validates its parameters
 
     @property
     def mix(self) -> Mix:
-        """What its events are like."""
         return Mix(self.per_second, self.keys, self.auctions, self.disorder_ms, self.seed)
 
     @property
     def asked(self) -> Query:
-        """The query."""
         return QUERIES[self.query]
 
     def settings(self) -> dict[str, str]:
-        # Operators chain on Spark's RocksDB; in query 4, Spark's own aggregation follows the processor.
+        # Chained operators need Spark's RocksDB; in query 4, Spark's aggregation follows the processor.
         chained = SPARK_ROCKSDB if self.asked.chains else {}
         return super().settings() | chained | {"spark.sql.streaming.unsupportedOperationCheck": "false"}
 

@@ -1,13 +1,13 @@
-"""What a query of Nexmark is: ways to write it, and SQL that says what it finds.
+"""A Nexmark query: ways to write it, and SQL that defines its results.
 
 ::
 
-    events ─▶ in_one_line: operators of holdfast's ─────────────────────────────────────▶ result
-    events ─▶ on_spark: aggregations and joins of Spark's own ──────────────────────────▶ result
+    events ─▶ in_one_line: holdfast's operators ────────────────────────────────────────▶ result
+    events ─▶ on_spark: Spark's own aggregations and joins ─────────────────────────────▶ result
     events ─▶ rows ─▶ `ByKey`: a processor, on holdfast and on Spark ─▶ then ───────────▶ result
     person, auction, bid (whole tables) ─▶ sql ─────────────────────────────────────────▶ result
 
-A query is written by key if a stream in Spark's SQL cannot say it.
+A query is written by key if Spark's streaming SQL cannot express it.
 """
 
 from __future__ import annotations
@@ -32,29 +32,27 @@ Way = Callable[[House], DataFrame]
 class Query:
     """See the module."""
 
-    number: str  # as the queries of Flink's nexmark are numbered
+    number: str  # as in Flink's nexmark
     title: str
     in_one_line: Way
     on_spark: Way
     sql: str  # over the views person, auction and bid
-    result_of: tuple[str, ...]  # columns that say which result a row is; in update mode its last row counts
+    result_of: tuple[str, ...]  # key columns of a result; in update mode its last row counts
     by_key: Way | None = None
     mode: Mode = "append"
-    chains: bool = False  # whether an operator in one line stands behind another
-    at_once: bool = False  # a result comes with the events that make it, not once the watermark has passed them
+    chains: bool = False  # whether an operator in one line follows another
+    at_once: bool = False  # results appear with their events, before the watermark passes them
 
     def by_processor(self, house: House) -> DataFrame:
-        """Return the query by key, on holdfast. Raises `InvalidArgumentError` if it is not written so."""
+        """Return the query by key on holdfast; raise `InvalidArgumentError` if there is none."""
         if self.by_key is None:
-            raise InvalidArgumentError(
-                "Spark's own operators say this query: it is not written by key", query=self.number
-            )
+            raise InvalidArgumentError("this query is not written by key; choose 4 or 19", query=self.number)
         return self.by_key(house)
 
 
 @dataclass(frozen=True)
 class ByKey:
-    """A processor, which runs in update mode, and the steps around it."""
+    """A processor in update mode, and the steps before and after it."""
 
     rows: Way
     keys: tuple[str, ...]
@@ -64,12 +62,10 @@ class ByKey:
     then: Callable[[DataFrame], DataFrame] = lambda found: found
 
     def on_holdfast(self, house: House) -> DataFrame:
-        """Return the query on holdfast."""
         grouped = holdfast.stream(self.rows(house)).groupBy(*self.keys)
         processor = self.processor()
         return self.then(grouped.transformWithState(processor, self.output, "update", self.time_mode, name="nexmark"))
 
     def on_spark(self, house: House) -> DataFrame:
-        """Return the same in Spark's own ``transformWithState``."""
         grouped = self.rows(house).groupBy(*self.keys)
         return self.then(grouped.transformWithState(self.processor(), self.output, "update", self.time_mode))

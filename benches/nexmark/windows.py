@@ -1,15 +1,12 @@
-"""Queries 5, 7, 8, 11 and 12, in windows and sessions.
+"""Queries 5, 7, 8, 11 and 12: windows and sessions.
 
-Queries 5 and 12 ask how many bids a key has in each window, 7 for the highest bid of each, 8 who is new and sells in
-the same one, and 11 how many bids a bidder makes in a session.
+Query 5 counts bids by auction in windows of 10 s that start every 2 s, and finds the auction with the most bids in each
+window; of several it finds the oldest, the published query all. Query 7 finds the highest bid of each window. Query 8
+finds new people who sell in the same window; it needs no join, since a new person has a name and a seller an auction.
 
-Query 5 counts by auction, in windows of 10 s that begin every 2 s, and then takes the auction with the most bids of
-each window: the oldest of several, where the published query gives out all of them. Query 12 counts by bidder in
-windows of processing time, which no two runs share: here it is the time at which events come if they come evenly.
-
-In query 11 a bid joins a session up to 10 s after its last bid, as in Spark's ``session_window`` and Flink's session
-windows, which merge windows that touch. Query 8 needs no join: in a window, a new person has a name, a seller an
-auction.
+Query 11 counts the bids of a bidder in a session, which a bid joins up to 10 s after the session's last bid, as in
+Spark and Flink. Query 12 counts by bidder in windows of processing time, which differs between runs; so this one uses
+the time at which events would arrive evenly.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ def _begins() -> Column:
 def _hottest_in_one_line(house: House) -> DataFrame:
     by_auction = holdfast.stream(house.of(BID)).groupBy("auction")
     counts = by_auction.window("at", _SIZE, _SLIDE).agg(n=holdfast.count(), name="counts")
-    # Windows of one end are those of two seconds' ends.
+    # Windows of 10 s with the same end fall into the same window of two seconds.
     return _of_hottest(holdfast.stream(counts).window("window", _SLIDE).agg(best=holdfast.max(_hotness())))
 
 

@@ -1,4 +1,4 @@
-"""Other stream processors beside holdfast: one keyed aggregation, fed from the same files.
+"""Other stream processors compared with holdfast: one keyed aggregation over the same files.
 
 ::
 
@@ -7,9 +7,9 @@
           ┌───────────────┼─────────────────────────────┐
     Spark (engines)   a peer's program (programs/)      pyarrow (job.totals)
     holdfast, Spark   in the peer's own environment           │
-          │               │ one line a result                 │
-          └──────────▶ totals of every key, or of a sample ──▶ must be equal, or there is no figure
+          │               │ one line per result               │
+          └──────────▶ totals of every key, or of a sample ──▶ must be equal, or the run fails
 
-`programs` holds stand-alone scripts. Each runs under the interpreter of its peer's environment (`Environment`), where
-holdfast is not installed: they import nothing of holdfast, and read their order from a JSON file.
+`programs` has stand-alone scripts. Each runs under the interpreter of its peer's `Environment`, where holdfast is not
+installed: it imports nothing of holdfast, and reads its order from a JSON file.
 """

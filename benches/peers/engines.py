@@ -1,13 +1,13 @@
-"""Peers in environments of their own as engines of `FromFiles`.
+"""Peers in separate environments as engines of `FromFiles`.
 
-Every run compares its own result with pyarrow's before it returns a time: a peer that of sampled keys, as it prints
-them; an engine on Spark all of its state (`FromFiles.verify`).
+Each run compares its result with pyarrow's before it returns a time: a peer the totals of sampled keys that it printed,
+an engine on Spark its whole state (`FromFiles.verify`).
 
-Peers and their dependencies would clash with ours, so each has an environment of its own, made on demand from PyPI::
+The dependencies of peers would conflict with ours, so each gets its own environment from PyPI on demand::
 
-    requirements/<peer>.in          what is wanted; make lock writes
-    requirements/<peer>.txt         every version with its hashes
-    <cache>/bench-peers/<peer>-<digest of the .txt and of the Python>/
+    requirements/<peer>.in          the direct requirements, from which `make lock` writes
+    requirements/<peer>.txt         all versions with hashes
+    <cache>/bench-peers/<peer>-<digest of the .txt and the Python version>/
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PIP_LINES = 15
 
 @dataclass(frozen=True)
 class Environment:
-    """Where a peer is installed: about so many MB, for Pythons from the oldest to the newest that it has wheels for."""
+    """The environment of a peer; `pythons` are the oldest and the newest version with wheels."""
 
     peer: str
     unpacked_mb: int
@@ -51,35 +51,32 @@ class Environment:
 
     @property
     def requirements(self) -> Path:
-        """The locked versions."""
         return _REQUIREMENTS / f"{self.peer}.txt"
 
     @property
     def folder(self) -> Path:
-        """Where it is installed, or will be."""
         wanted = self.requirements.read_bytes() + f"\n{sys.implementation.cache_tag} {sys.platform}".encode()
         return cache_dir() / "bench-peers" / f"{self.peer}-{hashlib.sha256(wanted).hexdigest()[:16]}"
 
     @property
     def python(self) -> Path:
-        """Its interpreter."""
         return self.folder / "bin" / "python"
 
     def version(self) -> str:
-        """Return the locked version of the peer itself, as ``apache-flink 2.1.0``."""
+        """Return the peer's locked version, as ``apache-flink 2.1.0``."""
         wanted = self.requirements.with_suffix(".in").read_text().split("\n")
         name = next(line.partition("=")[0] for line in wanted if line and not line.startswith("#"))
         locked = self.requirements.read_text().split("\n")
         return next(line.split(" ")[0].replace("==", " ") for line in locked if line.startswith(f"{name}=="))
 
     def install(self, tell: Callable[[str], None] = lambda _: None) -> None:
-        """Make the environment where it is missing."""
+        """Create the environment unless it exists."""
         if (self.folder / _READY).exists():
             return
         oldest, newest = self.pythons
         if not oldest <= sys.version_info[:2] <= newest:
             raise InvalidArgumentError(
-                f"{self.peer} has no wheels for this Python; leave its engines out, or take another Python",
+                f"{self.peer} has no wheels for this Python; omit its engines, or use a different Python",
                 python=_dotted(sys.version_info[:2]),
                 oldest=_dotted(oldest),
                 newest=_dotted(newest),
@@ -87,8 +84,8 @@ class Environment:
         tell(f"installing {self.version()}: about {self.unpacked_mb} MB below {self.folder.parent}")
         _run([sys.executable, "-m", "venv", "--clear", str(self.folder)], self.peer)
         pip = [str(self.python), "-m", "pip", "--disable-pip-version-check", "--quiet"]
-        # Nothing but the lock: pip would look up the newest version of a package that another one wants with an extra,
-        # and refuse it, since the lock has no hash of it. `check` says if the lock lacks something.
+        # --no-deps: for a requirement with an extra pip would look up the newest version, and refuse it since the lock
+        # has no hash of it. `pip check` finds gaps in the lock.
         _run([*pip, "install", "--no-deps", "--require-hashes", "-r", str(self.requirements)], self.peer)
         _run([*pip, "check"], self.peer)
         (self.folder / _READY).touch()
@@ -102,7 +99,7 @@ def _run(command: list[str], peer: str) -> None:
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         log = "\n".join((done.stdout + done.stderr).splitlines()[-_PIP_LINES:])
-        raise UnavailableError(f"{peer} could not be installed from PyPI:\n{log}")
+        raise UnavailableError(f"cannot install {peer} from PyPI:\n{log}")
 
 
 _PROGRAMS = Path(__file__).parent / "programs"
@@ -115,11 +112,10 @@ _PIPE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Program:
-    """A peer's program, and how it is told to run.
+    """A peer's program and its options.
 
-    `options` are what the script knows beyond the common part of an order. A program that does not end by itself waits
-    for further files, and is ended. One that does not work in pieces has no micro-batches: only the time of all rows
-    says something.
+    `options` extend the common part of an order. A program that does not end by itself waits for more files, and is
+    killed. If it does not work in pieces, it has no micro-batches, and only the time of all rows is meaningful.
     """
 
     environment: Environment
@@ -129,12 +125,11 @@ class Program:
     in_pieces: bool = True
 
     def command(self, order: Path) -> list[str]:
-        """Return how to start it."""
         return [str(self.environment.python), str(_PROGRAMS / self.script), str(order)]
 
 
 def order_of(job: FromFiles, folder: Path, *, every: int, durable: Path | None) -> dict[str, Any]:
-    """Return an order's common part: results of each key that `every` divides, and `durable` if it is to survive."""
+    """Return the common part of an order; `every` selects the keys to print, `durable` is for state to resume from."""
     return {
         "rows": str(job.folder()),
         "batches": [[str(path) for path in files] for files in batches_of(job.folder())],
@@ -149,10 +144,10 @@ def order_of(job: FromFiles, folder: Path, *, every: int, durable: Path | None) 
 
 
 class PeerRun:
-    """A running program, from its start to its end.
+    """A running program.
 
-    Its order, its log (what it prints besides results) and what it writes itself are in the folder; `progress` takes
-    its results, and `look` is called about twice a second.
+    The folder has its order, its log (all output except results) and its own files; `progress` takes its results, and
+    `look` is called about twice per second.
     """
 
     def __init__(
@@ -180,14 +175,14 @@ class PeerRun:
         self._lines = self._read_lines()
 
     def until(self, enough: Callable[[], bool]) -> None:
-        """Follow the program until `enough`, or to its end; one that fails or is silent for minutes is an error."""
+        """Follow the program until `enough` or its end; raise if it fails or prints nothing for minutes."""
         with self._log.open("ab") as log:
             for line in self._lines:
                 if not self._progress.take(line, time.monotonic()):
                     log.write(line)
                 if enough():
                     return
-        self._require(self._ended() == 0, "failed, or did not end")
+        self._require(self._ended() == 0, "failed or did not exit")
 
     def _read_lines(self) -> Iterator[bytes]:
         assert self._process.stdout is not None
@@ -203,19 +198,19 @@ class PeerRun:
                     *lines, rest = (rest + found).split(b"\n")
                     yield from (line + b"\n" for line in lines)
                 now_s = time.monotonic()
-                self._require(now_s - heard_s < _SILENT_S, "has printed no result for minutes")
+                self._require(now_s - heard_s < _SILENT_S, "printed no result for minutes")
                 if now_s - looked_s >= _LOOK_EVERY_S:
                     self._look()
                     looked_s = now_s
 
     def finish(self) -> None:
-        """Wait for the end of a program that ends by itself; end any other one."""
+        """Wait for a program that ends by itself; kill any other."""
         if self._program.ends:
             self.until(lambda: False)
         self.kill()
 
     def kill(self) -> None:
-        """Kill the program and every process that it has started, as a machine that fails does."""
+        """Kill the program and all processes that it started, like a machine failure."""
         processes = _in_session(self._process.pid)
         for process in processes:
             with contextlib.suppress(psutil.Error):
@@ -237,7 +232,7 @@ class PeerRun:
 
 
 def _in_session(leader: int) -> list[psutil.Process]:
-    """Return the processes of a session: a program's, also those that have lost their parent."""
+    """Return the processes of a session, including orphans."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(OSError):  # it has ended
@@ -248,7 +243,7 @@ def _in_session(leader: int) -> list[psutil.Process]:
 
 @dataclass(frozen=True)
 class PeerEngine(Engine):
-    """A peer; if it is durable, it survives a kill."""
+    """A peer; a `durable` one survives kills."""
 
     name: str
     program: Program
@@ -302,7 +297,7 @@ class PeerEngine(Engine):
 
 
 def peer_kind(process: psutil.Process) -> str | None:
-    """Return what a process below an engine is: ``jvm`` or ``python``; None for the engine itself."""
+    """Return the kind of a process below an engine: ``jvm`` or ``python``; None for the engine itself."""
     if process == psutil.Process():
         return None
     return "jvm" if "java" in process.name() else "python"
@@ -316,7 +311,7 @@ ENVIRONMENTS = (_BYTEWAX, _FLINK, _PATHWAY, _QUIX)
 
 
 def _twice(name: str, program: Program) -> tuple[PeerEngine, PeerEngine]:
-    """Return a peer that survives a kill, and the same one without."""
+    """Return a durable and a volatile engine of a peer."""
     return PeerEngine(name, program, durable=True), PeerEngine(f"{name}-volatile", program, durable=False)
 
 

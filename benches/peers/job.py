@@ -1,14 +1,14 @@
-"""Job A from files: running count and sum for each key, over rows that every engine reads from the same files.
+"""Job A from files: running count and sum per key, over CSV files that all engines read.
 
-A micro-batch is `FromFiles.sources` files of CSV. Spark takes as many a micro-batch; a peer has none, so the time of
-its "micro-batch" b is the time until it had done as many rows as the files up to b have
-(`holdfast.benches.peers.progress`). What comes out of the files is computed by pyarrow, by nothing that is compared::
+Spark reads `FromFiles.sources` files per micro-batch. A peer has no micro-batches: its "micro-batch" b ends when it has
+processed as many rows as the files up to b have (`holdfast.benches.peers.progress`). pyarrow, which is not compared,
+computes the right totals::
 
-    <cache>/bench-rows/<digest>/batch-0000-0.csv        #key,v      two integers a line, below a header
+    <cache>/bench-rows/<digest>/batch-0000-0.csv        #key,v      two integers per line, after a header
                                 batch-0000-1.csv        17,99
 
-Pathway wants a header; Flink cannot skip one, but comments. The files stay in the cache; a seed makes the same bytes
-again. Their times of modification ascend, so that Spark reads them in their order.
+Pathway needs a header; Flink cannot skip headers, but skips comments. The files stay in the cache; a seed reproduces
+them. Their modification times ascend, so that Spark reads them in order.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _AS_LONGS = csv.ConvertOptions(column_types={"key": pa.int64(), "v": pa.int64()}
 
 
 def folder_of(*, rows: int, keys: int, batches: int, files: int, seed: int) -> Path:
-    """Return the folder of `batches` micro-batches of `rows` rows in `files` files each, made if missing."""
+    """Return the folder of `batches` micro-batches of `rows` rows in `files` files each; create it if missing."""
     sizes = f"header rows={rows} keys={keys} batches={batches} files={files} seed={seed}"
     folder = cache_dir() / "bench-rows" / hashlib.sha256(sizes.encode()).hexdigest()[:16]
     if folder.is_dir():
@@ -57,7 +57,7 @@ def folder_of(*, rows: int, keys: int, batches: int, files: int, seed: int) -> P
         try:
             made.rename(folder)
         except OSError:
-            if not folder.is_dir():  # else another process was faster
+            if not folder.is_dir():  # else a concurrent process was faster
                 raise
     finally:
         shutil.rmtree(made, ignore_errors=True)
@@ -85,13 +85,12 @@ def batches_of(folder: Path) -> Iterator[list[Path]]:
 
 
 def rows_of(files: list[Path]) -> pa.Table:
-    """Return the rows of some files."""
     tables = [csv.read_csv(path, read_options=_NO_HEADER, convert_options=_AS_LONGS) for path in files]
     return pa.concat_tables(tables)
 
 
 def totals(folder: Path, every: int = 1) -> pa.Table:
-    """Return ``key``, ``n`` and ``s`` of all rows, for the keys that `every` divides, by key."""
+    """Return ``key``, ``n`` and ``s`` of the keys that `every` divides, sorted by key."""
     rows = pa.concat_tables(sampled(rows_of(files), every) for files in batches_of(folder))
     found = rows.group_by("key").aggregate([("v", "count"), ("v", "sum")])
     return pa.table({"key": found["key"], "n": found["v_count"], "s": found["v_sum"]}).sort_by("key")
@@ -106,7 +105,7 @@ def sampled(rows: pa.Table, every: int) -> pa.Table:
 
 
 def sampled_rows_so_far(folder: Path, every: int) -> list[int]:
-    """Return by micro-batch how many rows of sampled keys there are up to its end."""
+    """Return the cumulative number of rows of sampled keys by micro-batch."""
     counts = [sampled(rows_of(files), every).num_rows for files in batches_of(folder)]
     return np.cumsum(counts).tolist()
 
@@ -116,26 +115,25 @@ _SAMPLED_KEYS = 1000
 
 @dataclass(frozen=True)
 class FromFiles(ByProcessor):
-    """See the module; keys are drawn evenly from all, so that `touched` says nothing here."""
+    """See the module; keys are drawn evenly from all, which leaves `touched` unused."""
 
     name = "from-files"
 
-    rows: int = option(1_000_000, "rows of a micro-batch")
+    rows: int = option(1_000_000, "rows per micro-batch")
     keys: int = option(1_000_000, "possible keys")
     batches: int = option(6, "micro-batches of a run")
-    warmup: int = option(2, "first of these, which are not counted")
-    memory_mb: int | None = option(512, "MiB of memory for engines on RocksDB", click.IntRange(1))
+    warmup: int = option(2, "uncounted micro-batches at the start")
+    memory_mb: int | None = option(512, "memory of engines on RocksDB, MiB", click.IntRange(1))
     touched: int = option(1, "unused: keys are drawn")
-    commit_ms: int = option(1000, "time between two checkpoints of engines that make them by time", click.IntRange(1))
-    seed: int = option(14, "of the keys")
+    commit_ms: int = option(1000, "interval of engines with periodic checkpoints, ms", click.IntRange(1))
+    seed: int = option(14, "seed of the keys")
 
     def folder(self) -> Path:
-        """Return the folder of the files; they are made where they are missing."""
         return folder_of(rows=self.rows, keys=self.keys, batches=self.batches, files=self.sources, seed=self.seed)
 
     @property
     def every(self) -> int:
-        """Which keys are sampled while a peer runs: those that this divides, about a thousand."""
+        """Keys that this divides, about a thousand, are sampled while a peer runs."""
         return max(1, self.keys // _SAMPLED_KEYS)
 
     def source(self, spark: SparkSession) -> DataFrame:
@@ -147,7 +145,7 @@ class FromFiles(ByProcessor):
         )
 
     def verify(self, settings: Mapping[str, str], places: Places, table: str, *, ours: bool) -> dict[str, Any]:
-        """Compare all counts and sums, read back from the checkpoint, with pyarrow's; the floor has none."""
+        """Compare all counts and sums, as read from the checkpoint, with pyarrow's; the floor has none."""
         if not table:
             return {}
         spark = session(settings)

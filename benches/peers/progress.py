@@ -1,20 +1,20 @@
-"""How far a peer has come, from the results of sampled keys that it writes as lines.
+"""Measures a peer's progress from the results of sampled keys that it prints as lines.
 
-A result is the running count ``n`` and sum ``s`` of a key. The counts of all sampled keys add up to the sampled rows
-that are done, from which follows when each micro-batch's share of rows was done: that holds for every peer, in whatever
-pieces it works, and also where it writes only the last of several results of a key.
+A result is the running count ``n`` and sum ``s`` of a key. The counts of all sampled keys add up to the number of
+sampled rows processed so far, which gives the end of each micro-batch, whatever pieces a peer works in, and even if it
+prints only the last of several results of a key.
 
-A peer that works in pieces of its own writes nothing for a while, and then much at once: a burst. Its rows were done
-since the end of the burst before it, or since the peer said that it was ready, evenly::
+A peer that works in pieces prints nothing for a while, and then a burst. Its rows were processed evenly since the end
+of the previous burst, or since the peer was ready::
 
     rows │              ┌──  burst
          │          ····│
-      R ─┼───── ·x······│      x: when R rows were done
+      R ─┼───── ·x······│      x: when R rows were processed
          │ ┌────·───────┘
          └─┴────────────────── time
 
-Results of one piece may take longer to print than a burst lasts. A peer that takes all rows as one piece is therefore
-given the whole time from its start, warm-up included.
+The results of one piece may take longer to print than a burst lasts. So the time of a peer that processes all rows as
+one piece includes start and warm-up.
 """
 
 from __future__ import annotations
@@ -28,34 +28,33 @@ import pyarrow as pa
 
 from holdfast.errors import CorruptionError
 
-# Flink's print connector: "2> +U[17, 3, 120]"; -U takes a result back, +I and +U bring one.
+# Flink's print connector: "2> +U[17, 3, 120]"; +I and +U add a result, -U and -D retract one.
 _RESULT = re.compile(rb"\+[IU]\[(-?\d+), (-?\d+), (-?\d+)\]")
 READY = b"ready\n"
 _PAUSE_S, _BURST_S = 0.02, 0.1
-_TAKEN_BACK = re.compile(rb"-[UD]\[")
+_RETRACTED = re.compile(rb"-[UD]\[")
 
 
 class _Burst:
-    """Results that arrive one after another."""
+    """Results that arrive without a pause."""
 
     def __init__(self, first_s: float) -> None:
         self._first_s = self.last_s = first_s
         self.rows = 0
 
     def holds(self, at_s: float) -> bool:
-        """Tell whether a result of this time belongs to it."""
         return at_s - self.last_s <= _PAUSE_S and at_s - self._first_s <= _BURST_S
 
     def add(self, at_s: float, rows: int) -> None:
-        """Note a result, after which so many rows are done in all."""
+        """Note a result, which brings the processed rows to `rows`."""
         self.last_s, self.rows = at_s, rows
 
 
 class Progress:
-    """What the lines of a peer have said so far.
+    """A peer's progress so far.
 
-    `rows_so_far` has by micro-batch the rows of sampled keys up to its end. `ready_s` is when the program said that it
-    begins to read; `latest` has count and sum of each sampled key.
+    `rows_so_far` is the cumulative number of rows of sampled keys by micro-batch. `ready_s` is when the program started
+    to read; `latest` has count and sum of each sampled key.
     """
 
     def __init__(self, rows_so_far: Sequence[int]) -> None:
@@ -66,12 +65,12 @@ class Progress:
         self.ready_s: float | None = None
 
     def take(self, line: bytes, at_s: float) -> bool:
-        """Note a line that arrived at `at_s`; tell whether it says how far the peer is."""
+        """Note a line that arrived at `at_s`; return whether it is a result or the sign that the peer is ready."""
         found = _RESULT.search(line)
         if found is None:
             if line == READY:
                 self.ready_s = at_s
-            return line == READY or bool(_TAKEN_BACK.search(line))
+            return line == READY or bool(_RETRACTED.search(line))
         key, n, s = map(int, found.groups())
         self._rows += n - self.latest.get(key, (0, 0))[0]
         self.latest[key] = (n, s)
@@ -81,7 +80,7 @@ class Progress:
         return True
 
     def ends_s(self, *, in_pieces: bool = True) -> list[float]:
-        """Return when each micro-batch's rows were done, evenly for a peer that takes all rows as one."""
+        """Return when each micro-batch's rows were processed, at even intervals unless the peer works in pieces."""
         assert self.ready_s is not None
         if not in_pieces:
             return np.linspace(self.ready_s, self._bursts[-1].last_s, len(self._rows_so_far) + 1)[1:].tolist()
@@ -91,22 +90,21 @@ class Progress:
         return found
 
     def done(self, batches: int) -> bool:
-        """Tell whether the rows of so many micro-batches are done."""
         return batches == 0 or self._rows >= self._rows_so_far[batches - 1]
 
     def totals(self) -> pa.Table:
-        """Return the last result of each sampled key, by key."""
+        """Return the last result of each sampled key, sorted by key."""
         keys = sorted(self.latest)
         columns = {"key": keys, "n": [self.latest[k][0] for k in keys], "s": [self.latest[k][1] for k in keys]}
         return pa.table(columns, pa.schema([(name, pa.int64()) for name in columns]))
 
 
 def equality(what: str, found: pa.Table, expected: pa.Table) -> dict[str, object]:
-    """Return what was compared, as a document stores it; there is no figure for a wrong result."""
+    """Return a comparison of equal tables as documents store it; raise `CorruptionError` if they differ."""
     if not found.equals(expected):
         wrong = set(map(tuple, _rows(found))) ^ set(map(tuple, _rows(expected)))
         raise CorruptionError(
-            "an engine's counts and sums are not those of the rows that it read: its time says nothing",
+            "an engine's counts and sums are not those of the rows that it read, so its time does not count",
             what=what,
             rows=found.num_rows,
             expected=expected.num_rows,
@@ -123,7 +121,7 @@ Sums = Mapping[str, float]
 
 
 class Usage:
-    """Sums by name that grow, noted now and then."""
+    """Samples of growing sums by name."""
 
     def __init__(self, so_far: Callable[[], Sums], clock: Callable[[], float] = time.monotonic) -> None:
         self._so_far = so_far
@@ -131,11 +129,10 @@ class Usage:
         self._samples: list[tuple[float, Sums]] = []
 
     def look(self) -> None:
-        """Note the sums as they are now."""
         self._samples.append((self._clock(), self._so_far()))
 
     def between(self, start_s: float, end_s: float) -> dict[str, float]:
-        """Return by how much each sum has grown between two moments, as if evenly from one look to the next."""
+        """Return the growth of each sum between two times, interpolated between samples."""
         times = [at_s for at_s, _ in self._samples]
         grown = {}
         for name in dict.fromkeys(name for _, sums in self._samples for name in sums):

@@ -1,1 +1,1 @@
-"""What came of it: the JSON document with its targets, and its tables."""
+"""Results as JSON documents with targets, as tables, and as the pages that are published."""

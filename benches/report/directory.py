@@ -1,15 +1,15 @@
-"""A directory of results, as ``holdfast bench run`` leaves it: read, and checked before anything is made of it.
+"""Reads and validates the results directory that ``holdfast bench run`` wrote.
 
 ::
 
-    DIR/run.json                    profile, machine, versions, and the plan: each question, and what became of it
-    DIR/<suite>/<name>.json         what was measured: a document of `holdfast.benches.report.results`, or the JSON of
-                                    pytest-benchmark in the suite "micro"
-    DIR/<suite>/<name>.runs.jsonl   runs of a measurement that has not come to its end
+    DIR/run.json                    profile, machine, versions, and the plan: each question and its state
+    DIR/<suite>/<name>.json         a document of `holdfast.benches.report.results`, or in the suite "micro"
+                                    pytest-benchmark's JSON
+    DIR/<suite>/<name>.runs.jsonl   runs of an unfinished measurement
 
-Others wrote these files, so nothing in them is trusted: their shape is that of ``schema.json`` beside this module, each
-run has the micro-batches of its job, and a name is no way out of the directory. What is damaged is an error that names
-file and place; what is absent is a gap that the report shows.
+The files may come from elsewhere, so nothing in them is trusted: they must match ``schema.json`` beside this module,
+each run must have the micro-batches of its job, and names cannot lead out of the directory. A damaged file is an error
+that names file and position; a missing one is a gap that the report shows.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ RUN, DONE = "run.json", "done"
 
 @dataclass(frozen=True)
 class Question:
-    """A line of the plan: what was asked, and what became of it.
+    """An entry of the plan.
 
-    The others are read against the `baseline`, a label or an engine; entries of an engine differ in the field `along`
-    of their jobs. The state is ``done``, ``failed``, ``left out`` or ``to do``, for a `reason`.
+    `baseline` is the label or engine to compare with; `along` is the job's field in which entries of one engine differ.
+    The state is ``done``, ``failed``, ``left out`` or ``to do``, for a `reason`.
     """
 
     suite: str
@@ -53,13 +53,12 @@ class Question:
 
     @property
     def id(self) -> str:
-        """A name for it that is unique in the directory."""
         return f"{self.suite}-{self.name}"
 
 
 @dataclass(frozen=True)
 class Results:
-    """All that a directory holds: each question that has a document, and those that lack one, or some entries of it."""
+    """The content of a directory: questions with their documents, and questions that lack one or some entries of it."""
 
     run: Mapping[str, Any]
     measured: list[tuple[Question, Document]]
@@ -67,7 +66,7 @@ class Results:
 
     @property
     def described(self) -> str:
-        """When, by what and where it was measured; suite by suite if these were begun in several runs."""
+        """When, with which version and on which machine the suites were measured, in words."""
         documents = [document for _, document in self.measured] or [{}]
         machines = dict.fromkeys(map(self._machine, documents))
         suites: dict[str, dict[str, None]] = {}
@@ -82,7 +81,6 @@ class Results:
         return ", ".join(filter(None, [f"Profile {self.run['profile']}", "; ".join(begun), *where]))
 
     def _begun(self, document: Mapping[str, Any]) -> str:
-        """Return on which day the run of a document was begun, and with which holdfast."""
         started, versions = (document.get(name, self.run[name]) for name in ("started", "versions"))
         return f"begun {started[:10]}" + (f", holdfast {versions['holdfast']}" if "holdfast" in versions else "")
 
@@ -94,12 +92,11 @@ class Results:
 
     @property
     def quick(self) -> bool:
-        """Whether it measured the load of one user."""
         return self.run["profile"] == "quick"
 
 
 def read(folder: Path) -> Results:
-    """Return what a directory of results holds; a `CorruptionError` says which file is damaged, and where."""
+    """Return the results in a directory; raise `CorruptionError` with file and position if one is damaged."""
     if not (folder / RUN).is_file():
         raise NotFoundError("no results here; give a directory that holdfast bench run wrote", missing=folder / RUN)
     run = read_facts(folder)
@@ -108,18 +105,17 @@ def read(folder: Path) -> Results:
         file = folder / question.suite / f"{question.name}.json"
         if file.is_file():
             found = read_document(file)
-            # A baseline that failed is none.
+            # A failed entry is no baseline.
             measured.append((replace(question, baseline=found.get("baseline", question.baseline) or ""), found))
         if not file.is_file() or question.state != DONE:
             missing.append(_not_whole(question, file))
     twice = {question.id for question, _ in measured if [q.id for q, _ in measured].count(question.id) > 1}
     if twice:
-        raise CorruptionError("the plan has a question twice", file=folder / RUN, questions=sorted(twice))
+        raise CorruptionError("the plan has a question twice; remove one", file=folder / RUN, questions=sorted(twice))
     return Results(run, measured, missing)
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """Return ``run.json``."""
     return _checked(folder / RUN, RUN)
 
 
@@ -142,17 +138,14 @@ def _not_whole(question: Question, file: Path) -> Question:
 
 
 def read_document(file: Path) -> Document:
-    """Return one document."""
     found = _checked(file, None)
-    if BENCHMARKS in found:
-        return found
-    for broken in _contradictions(found):
+    for broken in _contradictions(found) if BENCHMARKS not in found else ():
         _refuse(file, broken)
     return found
 
 
 def _contradictions(found: Document) -> Iterator[str]:
-    """Yield what a document says that cannot be, though its shape is right."""
+    """Yield the contradictions in a document that the schema cannot find."""
     for label, engine in found["engines"].items():
         if not (label in found["settings"]["jobs"] and label in found["state_bytes"]):
             yield f"the engine {label!r} has no settings or no state_bytes"
@@ -170,21 +163,16 @@ def _contradictions(found: Document) -> Iterator[str]:
 
 
 @functools.cache
-def _schema() -> dict[str, Any]:
-    schema: dict[str, Any] = json.loads(Path(__file__).with_name("schema.json").read_text())
-    return schema
-
-
-@functools.cache
 def _validator(part: str) -> Draft202012Validator:
-    return Draft202012Validator({"$defs": _schema()["$defs"], **_schema()[part]})
+    schema = json.loads(Path(__file__).with_name("schema.json").read_text())
+    return Draft202012Validator({"$defs": schema["$defs"], **schema[part]})
 
 
 def _checked(file: Path, part: str | None) -> Document:
     try:
         found = json.loads(file.read_bytes(), parse_constant=_refuse_constant)
     except (OSError, ValueError, RecursionError) as exc:
-        raise CorruptionError("no JSON of holdfast bench", file=file, because=exc) from exc
+        raise CorruptionError("not a JSON file of holdfast bench", file=file, because=exc) from exc
     if not isinstance(found, dict):
         _refuse(file, "no JSON object")
     part = part or ("micro" if BENCHMARKS in found else "document")
@@ -196,33 +184,26 @@ def _checked(file: Path, part: str | None) -> Document:
 
 
 def _refuse(file: Path, what: str, where: str = "$") -> NoReturn:
-    raise CorruptionError(
-        "not what holdfast bench run writes; measure it again, in another directory or with --fresh",
-        file=file,
-        at=where,
-        found=what,
-    )
+    problem = "holdfast bench run did not write this; measure again, in a different directory or with --fresh"
+    raise CorruptionError(problem, file=file, at=where, found=what)
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise InvalidArgumentError("a figure must be a finite number", found=name)
+    raise InvalidArgumentError("figures must be finite numbers", found=name)
 
 
 @contextmanager
 def storing(file: Path) -> Iterator[None]:
-    """Say what is lost where a file cannot be written, as on a full disk."""
+    """Map errors of writing a result, as on a full disk."""
     try:
         yield
     except OSError as exc:
-        raise UnavailableError(
-            "a result cannot be stored; earlier results are safe, and the same command continues from them",
-            file=file,
-            because=exc,
-        ) from exc
+        problem = "a result cannot be stored; earlier results are safe, and the same command continues from them"
+        raise UnavailableError(problem, file=file, because=exc) from exc
 
 
 def replace_text(file: Path, content: str) -> None:
-    """Put a file in the place of the one that was there, if any, in one step."""
+    """Write a text file atomically."""
     new = file.with_name(f".{file.name}.new")
     with storing(file):
         try:

@@ -1,9 +1,8 @@
-"""The page: everything in one file, which loads nothing and runs nothing.
+"""The report as one HTML file without scripts or external resources.
 
-A content security policy in the page's head forbids scripts and requests, so that not even a document with a hostile
-name in it could begin one; besides, Jinja2 escapes whatever the template is given. A bar is a cell of a table, as long
-as its figure says: who sees no bars has the figures. Tables fold by ``<details>``, colours follow the reader's choice
-of light or dark, and all of it prints.
+A content security policy in its head forbids scripts and requests, even if a document contains hostile names; Jinja2
+escapes all values, too. Bars are drawn in table cells beside their figures, so that the page works without seeing them.
+Tables fold with ``<details>``, and colours follow the reader's light or dark mode.
 """
 
 from __future__ import annotations
@@ -23,11 +22,10 @@ from holdfast.benches.report.summary import summarize
 from holdfast.benches.report.tables import BENCHMARKS, MICRO_COMMAND, Sheet
 from holdfast.benches.report.words import count, duration, name_of, number, of_field, size, times
 
-_SHAPE = {"rows": "rows a micro-batch", "value_bytes": "bytes of state a key", "store_latency_ms": "ms to the store"}
+_SHAPE = {"rows": "rows/micro-batch", "value_bytes": "bytes of state/key", "store_latency_ms": "ms to the store"}
 
 
 def render(results: Results) -> str:
-    """Return the page of a directory of results."""
     answers = answers_of(results)
     environment = Environment(
         loader=PackageLoader("holdfast.benches.report"),
@@ -37,17 +35,10 @@ def render(results: Results) -> str:
         lstrip_blocks=True,
     )
     cards = [*map(_card, answers)]
-    cards += [
-        {
-            "question": question,
-            "rows": [],
-            "sheets": list(tables.micro_sheets(found)),
-            "command": MICRO_COMMAND,
-            "equality": [],
-        }
-        for question, found in results.measured
-        if BENCHMARKS in found
-    ]
+    for question, found in results.measured:
+        if BENCHMARKS in found:
+            card = {"question": question, "command": MICRO_COMMAND, "rows": [], "equality": []}
+            cards.append(card | {"sheets": list(tables.micro_sheets(found))})
     facts = {**results.run["machine"], **results.run["versions"], "seed": results.run.get("seed")}
     return environment.get_template("report.html").render(
         title="Which backend for me?" if results.quick else "holdfast, measured",
@@ -71,7 +62,7 @@ def _load(shape: Mapping[str, Any]) -> str:
 
 
 def _card(answer: Answer) -> dict[str, Any]:
-    """Return a question with its entries' figures side by side, and bars in % of the column's longest."""
+    """Return a question with the figures of its entries, and bars in % of the column's maximum."""
     figures = [(name, *of) for name, of in _figures(answer).items() if any(map(of[0], answer.labels))]
     most = [max(abs(figure(label)) for label in answer.labels) for _, figure, _ in figures]
     rows = []
@@ -95,7 +86,7 @@ def _card(answer: Answer) -> dict[str, Any]:
 
 
 def _figures(answer: Answer) -> dict[str, tuple[Callable[[str], float], Callable[[float], str]]]:
-    """Return by column what is shown of an entry, and how."""
+    """Return each column's figure of an entry and its format."""
     document = answer.document
 
     def asked(what: str) -> Callable[[str], float]:
@@ -110,13 +101,13 @@ def _figures(answer: Answer) -> dict[str, tuple[Callable[[str], float], Callable
         return statistics.median(a / b for a, b in zip(restored, plain, strict=True)) if all(plain) else 0.0
 
     return {
-        "rows a second": (answer.rows_per_second, number),
+        "rows/s": (answer.rows_per_second, number),
         "micro-batch, median": (lambda label: statistics.median(answer.batch_ms(label)), duration),
-        "by a plain download": (by_download, times),
+        "vs. plain download": (by_download, times),
         "peak memory": (lambda label: sum(answer.memory_bytes(label).values()), size),
-        "requests a micro-batch": (requests, lambda value: f"{value:.1f}"),
-        "bytes of a snapshot": (asked(FULL_BYTES), size),
-        "bytes sent by it": (asked(NEW_BYTES), size),
+        "requests/micro-batch": (requests, lambda value: f"{value:.1f}"),
+        "snapshot size": (asked(FULL_BYTES), size),
+        "uploaded": (asked(NEW_BYTES), size),
         "restore": (asked(RESTORE_MS), duration),
     }
 
@@ -129,21 +120,18 @@ def _named(answer: Answer, label: str) -> str:
 
 
 def _by_baseline(answer: Answer, label: str) -> dict[str, str]:
-    """Return the ratio of an entry to its baseline, its spread, and what it says."""
+    """Return an entry's ratio to its baseline, with spread and verdict."""
     base = answer.baseline(label)
     if base is None:
         return {"ratio": "", "spread": "", "verdict": ""}
     ratio = answer.ratio(label, base)
     verdict = "same" if ratio.same else "faster" if ratio.faster else "slower"
-    return {
-        "ratio": times(ratio.median),
-        "spread": ratio.spread,
-        "verdict": verdict if answer.equal else "results differ",
-    }
+    verdict = verdict if answer.equal else "results differ"
+    return {"ratio": times(ratio.median), "spread": ratio.spread, "verdict": verdict}
 
 
 def _settings(answer: Answer) -> Sheet:
-    """Return what differs between the settings of an answer's entries, and what they share."""
+    """Return the settings of an answer's entries; a shared value is shown once."""
     jobs, engines = (answer.document["settings"].get(part, {}) for part in ("jobs", "engines"))
     by_label = {label: {**jobs[label], **engines.get(label, {})} for label in answer.labels}
     rows = []

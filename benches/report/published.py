@@ -1,15 +1,15 @@
-"""What the repository says of its newest full runs, all of it made from one directory of results.
+"""Publishes the newest full runs in the repository, all from one directory of results.
 
 ::
 
-    make results RUN=DIR     DIR ──▶ benches/results/                    compact; the one source of all figures.
-                                                                         A suite that DIR did not measure stays.
+    make results RUN=DIR     DIR ──▶ benches/results/                    compact; the only source of all figures.
+                                                                         Suites that DIR did not measure stay.
     make results                     benches/results/ ──▶ benches/RESULTS.md      the summary
                                                       ──▶ docs/report.html        the whole report
                                                       ──▶ docs/throughput.svg     README's figure
-                                                      ──▶ README.md               the paragraph between its two comments
+                                                      ──▶ README.md               the paragraph between two comments
 
-A test makes them again and compares, so that no figure is left over from another run.
+A test recreates these files and compares, so that no figure is left over from an earlier run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from holdfast.benches.report.tables import BENCHMARKS, MICRO_COMMAND
 from holdfast.benches.report.words import count, listed, times
 from holdfast.errors import HoldfastError, InvalidArgumentError
 
-# Text has a contrast of 4.2 and more on white and on GitHub's dark background, bars of 3 and more.
+# Contrast on white and on GitHub's dark background: text at least 4.2, bars at least 3.
 _INK, _HOLDFAST, _OTHER = "#717a84", "#1f9e8f", "#8c959f"
 _PANEL_PX, _NAME_PX, _BAR_PX, _ROW_PX, _TOP_PX = 460, 170, 150, 26, 34
 _FONT = 'font-family="DejaVu Sans, Helvetica, Arial, sans-serif" font-size="12"'
@@ -41,7 +41,7 @@ _FONT = 'font-family="DejaVu Sans, Helvetica, Arial, sans-serif" font-size="12"'
 
 @dataclass(frozen=True)
 class Panel:
-    """One half of the figure: a measurement, and its engines by label; the last is what the others are read against."""
+    """One half of the figure: a measurement and the names of its engines by label, the baseline last."""
 
     suite: str
     name: str
@@ -49,14 +49,13 @@ class Panel:
     bars: Mapping[str, str]
 
     def answer(self, answers: list[Answer]) -> Answer:
-        """Return the measurement that it shows, which must have all its engines."""
         for answer in answers:
             if (answer.question.suite, answer.question.name) == (self.suite, self.name):
                 missing = sorted(self.bars.keys() - set(answer.labels))
                 if missing:
                     raise InvalidArgumentError("engines without throughput", suite=self.suite, missing=missing)
                 return answer
-        raise InvalidArgumentError("a measurement is missing", suite=self.suite, name=self.name)
+        raise InvalidArgumentError("a measurement is missing; run its suite", suite=self.suite, name=self.name)
 
 
 PANELS = (
@@ -86,7 +85,7 @@ PANELS = (
 
 
 def draw(answers: list[Answer]) -> str:
-    """Return the figure as SVG."""
+    """Return README's figure as SVG."""
     width, height = _PANEL_PX * len(PANELS), _TOP_PX + _ROW_PX * max(len(panel.bars) for panel in PANELS)
     lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" fill="{_INK}" {_FONT}>']
     for place, panel in enumerate(PANELS):
@@ -111,19 +110,19 @@ RESULTS, PAGE, REPORT = Path("benches/results"), Path("benches/RESULTS.md"), Pat
 PICTURE, README = Path("docs/throughput.svg"), Path("README.md")
 _LINES_MAX, _WIDTH = 150, 120
 _BEGIN, _END = "<!-- figures: make results writes what follows -->", "<!-- end of figures -->"
-# Parts of a micro-batch that the report reads; others would be most of the bytes.
+# Phases of micro-batches that the report reads; the others would be most of the bytes.
 _PHASES = (RESTORE, PLAIN_DOWNLOAD)
 
 
 def publish(run: Path, root: Path) -> None:
-    """Put each suite that a full run measured, compact, in the place of the one that the repository has."""
+    """Replace the repository's results of each suite that a full run measured, in compact form."""
     results = read(run)
     if results.quick:
-        raise InvalidArgumentError("a quick run is one user's own; publish a full one", run=run)
+        raise InvalidArgumentError("a quick run measures one user's load; publish a full one", run=run)
     wrong = [answer.question.id for answer in answers_of(results) if not answer.equal]
     if wrong:
-        raise InvalidArgumentError("entries found different results, so their times mean nothing", questions=wrong)
-    # Documents of pytest-benchmark do not say when they were measured, by what and where.
+        raise InvalidArgumentError("entries found different results, so their times do not count", questions=wrong)
+    # Documents of pytest-benchmark lack these facts.
     begun = {name: results.run[name] for name in ("started", "versions", "machine")}
     documents = [(question, begun | _compact(document)) for question, document in results.measured]
     plan = results.run["plan"]
@@ -152,26 +151,25 @@ def publish(run: Path, root: Path) -> None:
 
 
 def texts(root: Path, *, report: bool = True) -> dict[Path, str]:
-    """Return what the files must hold that are made of the results: all of them, or all but the whole report."""
+    """Return the content of each file that is made from the results, with or without the report."""
     results = read(root / RESULTS)
     answers = answers_of(results)
     readme = (root / README).read_text()
     if readme.count(_BEGIN) != 1 or readme.count(_END) != 1:
-        raise InvalidArgumentError("README lacks the comments around its figures", begin=_BEGIN, end=_END)
+        raise InvalidArgumentError("README lacks the comments around its figures; add them", begin=_BEGIN, end=_END)
     paragraph = f"{_BEGIN}\n\n{_readme_paragraph(answers)}\n\n{_END}"
     found = {
         PAGE: _results_page(results, answers),
         PICTURE: draw(answers),
         README: re.sub(f"{re.escape(_BEGIN)}.*{re.escape(_END)}", lambda _: paragraph, readme, flags=re.DOTALL),
     }
-    lines = found[PAGE].count("\n")
-    if lines > _LINES_MAX:
-        raise InvalidArgumentError("the summary has grown too long", lines=lines, at_most=_LINES_MAX)
+    if (lines := found[PAGE].count("\n")) > _LINES_MAX:
+        raise InvalidArgumentError("RESULTS.md is too long; shorten it", lines=lines, at_most=_LINES_MAX)
     return found | ({REPORT: render(results)} if report else {})
 
 
 def _results_page(results: Results, answers: list[Answer]) -> str:
-    """Return RESULTS.md: the ratios of each question, what is no ratio, missed targets, gaps, commands."""
+    """Return RESULTS.md: ratios, other figures, missed targets, gaps and commands."""
     summary = summarize(results, answers)
     parts = [
         "# Measured",
@@ -216,7 +214,7 @@ _RATIOS = textwrap.fill(
 
 
 def _readme_paragraph(answers: list[Answer]) -> str:
-    """Return what README says below its figure."""
+    """Return the paragraph below README's figure."""
     vectorised, by_key = (panel.answer(answers) for panel in PANELS)
     halves = []
     for panel, answer in zip(PANELS, (vectorised, by_key), strict=True):
@@ -235,13 +233,13 @@ def _wrapped(text: str) -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
+    lines = (columns, ["---"] * len(columns), *rows)
     escaped = [[" ".join(cell.split()).replace("|", "\\|").replace("<", "&lt;") for cell in line] for line in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in escaped)
 
 
 def _missed_targets(answers: list[Answer]) -> list[str]:
-    """Return how many targets are met, and a table of those missed that stand beside no ratio."""
+    """Return the number of targets met, and a table of the missed targets that the ratios do not show."""
     targets, misses = sum(len(answer.document["targets"]) for answer in answers), sum(map(len, map(missed, answers)))
     if not misses:
         return []
@@ -261,18 +259,20 @@ def _missed_targets(answers: list[Answer]) -> list[str]:
 
 
 def _compact(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document without what no page shows: parts of micro-batches, and sizes after each of them."""
+    """Return a document without data that no page shows: most phases, and the state's size after each micro-batch."""
     if BENCHMARKS in document:
         return dict(document)
-    engines = {}
-    for label, engine in document["engines"].items():
-        engines[label] = {**engine, "runs": []}
-        for run in engine["runs"]:
-            phases = [{name: of[name] for name in _PHASES if name in of} for of in run["phases_ms"]]
-            kept = {**run, "batch_ms": [round(ms, 1) for ms in run["batch_ms"]], "phases_ms": phases}
-            engines[label]["runs"].append(kept)
+    engines = {
+        label: {**engine, "runs": [_compact_run(run) for run in engine["runs"]]}
+        for label, engine in document["engines"].items()
+    }
     state = {label: {**of, "after_batch": []} for label, of in document["state_bytes"].items()}
     return {**document, "engines": engines, "state_bytes": state}
+
+
+def _compact_run(run: Mapping[str, Any]) -> dict[str, Any]:
+    phases = [{name: of[name] for name in _PHASES if name in of} for of in run["phases_ms"]]
+    return {**run, "batch_ms": [round(ms, 1) for ms in run["batch_ms"]], "phases_ms": phases}
 
 
 def _json(content: object) -> str:
@@ -280,7 +280,7 @@ def _json(content: object) -> str:
 
 
 def main(arguments: list[str], root: Path) -> None:
-    """Publish the run that is named, if any, and write what is made of the results."""
+    """Publish the given run, if any, and write all files that are made from the results."""
     if arguments:
         publish(Path(arguments[0]), root)
     for path, text in texts(root).items():

@@ -1,4 +1,4 @@
-"""What a bench found, as one JSON document, and whether it meets its targets.
+"""A bench's results as one JSON document, checked against its targets.
 
 ::
 
@@ -10,7 +10,7 @@
      "state_bytes": {label: {"live_arrow", "local_peak", "local_final", "ratio", "after_batch"}},
      "targets": [{"what", "wanted", "measured", "met"}]}
 
-What a run holds is described at `holdfast.benches.instruments.measured.Measured`.
+`holdfast.benches.instruments.measured.Measured` describes a run.
 """
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ from holdfast.benches.jobs.shard import PLAIN_DOWNLOAD, RESTORE
 from holdfast.benches.runs.paired import Entry, Run, ratios
 
 Document = dict[str, Any]
-# The engine whose state has a budget of memory, and the one without state.
+# The engine with a memory budget, and the engine without state.
 _BUDGETED, _FLOOR = "holdfast-rocksdb", "floor"
 
 
 @dataclass(frozen=True)
 class Target:
-    """A figure to reach, at least or at most.
+    """A bound for a figure.
 
-    `what` is a key of ``ratios``; ``"state_bytes <label>"``: the local state's peak by the live state;
-    ``"budget <label>"``: the peak memory of workers and state server, beyond that without state, by the state's budget;
-    ``"restore <label>"``: the time of a restore by that of a plain download, the median of the pairs; or
-    ``"longest <label>"``: the longest counted micro-batch of a run by the median.
+    `what` is a key of ``ratios``; ``"state_bytes <label>"``, peak local state / live state; ``"budget <label>"``, peak
+    memory of workers and state server beyond that without state / memory budget; ``"restore <label>"``, median of
+    restore time / plain download time; or ``"longest <label>"``, longest counted micro-batch of a run / median.
     """
 
     what: str
@@ -45,7 +44,7 @@ class Target:
     at_most: float | None = None
 
     def check(self, measured: float) -> dict[str, Any]:
-        """Return the target beside what was measured."""
+        """Return the target with its measured value."""
         wanted = f"at least {self.at_least}" if self.at_most is None else f"at most {self.at_most}"
         met = measured >= (self.at_least or 0) and (self.at_most is None or measured <= self.at_most)
         return {"what": self.what, "wanted": wanted, "measured": measured, "met": met}
@@ -86,7 +85,7 @@ def _summary(runs: list[Run]) -> dict[str, Any]:
 
 
 def _sizes(found: Document) -> Iterator[tuple[str, float]]:
-    """Yield what targets bound besides ratios, as far as it was measured."""
+    """Yield the measured figures other than ratios that targets can bound."""
     for label, state in found["state_bytes"].items():
         if state["ratio"] is not None:
             yield f"state_bytes {label}", state["ratio"]
@@ -98,23 +97,20 @@ def _sizes(found: Document) -> Iterator[tuple[str, float]]:
             pairs = zip(counted_ms(found, label, RESTORE), counted_ms(found, label, PLAIN_DOWNLOAD), strict=True)
             yield f"restore {label}", round(statistics.median(ours / plain for ours, plain in pairs), 2)
     if {_BUDGETED, _FLOOR} <= found["engines"].keys() and (budget_mb := job_of(found, _BUDGETED).memory_mb) is not None:
-        ours, without = (_beside_the_jvm(found, label) for label in (_BUDGETED, _FLOOR))
-        if ours and without:
+        ours, without = (
+            sum(held["pss"] for kind, held in memory(found, label).items() if kind != "jvm")
+            for label in (_BUDGETED, _FLOOR)
+        )
+        if ours and without:  # measured
             yield f"budget {_BUDGETED}", round((ours - without) / (budget_mb << 20), 3)
 
 
-def _beside_the_jvm(found: Document, label: str) -> int:
-    """Return the peak memory of workers and state server, shared pages divided; 0 where it was not measured."""
-    return sum(held["pss"] for kind, held in memory(found, label).items() if kind != "jvm")
-
-
 def job_of(document: Document, label: str) -> Job:
-    """Return the job that an entry ran."""
     return read_job(document["settings"]["jobs"][label])
 
 
 def counted_ms(document: Document, label: str, phase: str | None = None) -> list[float]:
-    """Return the times of an entry's counted micro-batches, of all runs; or those of one of their parts."""
+    """Return the times of an entry's counted micro-batches in all runs, or of one of their phases."""
     counted = job_of(document, label).counted
     runs = document["engines"][label]["runs"]
     if phase is None:
@@ -123,7 +119,7 @@ def counted_ms(document: Document, label: str, phase: str | None = None) -> list
 
 
 def memory(document: Document, label: str) -> dict[str, dict[str, int]]:
-    """Return by kind of process the largest ``rss``, ``pss`` and ``anonymous`` bytes of all runs."""
+    """Return the peak ``rss``, ``pss`` and ``anonymous`` bytes of all runs by kind of process."""
     peaks: dict[str, dict[str, int]] = {}
     for run in document["engines"][label]["runs"]:
         for kind, held in run["memory"].items():
@@ -133,12 +129,12 @@ def memory(document: Document, label: str) -> dict[str, dict[str, int]]:
 
 
 def written(document: Document, label: str) -> dict[str, float]:
-    """Return by kind of process the bytes written in a counted micro-batch, the mean of the runs; and ``durable``."""
+    """Return the mean bytes written per counted micro-batch by kind of process, and ``durable``."""
     return _by_batch(document, label, "written")
 
 
 def asked_of_storage(document: Document, label: str) -> dict[str, float]:
-    """Return what a counted micro-batch asked of the storage, by kind, the mean of the runs; empty if not counted."""
+    """Return the mean requests to the storage per counted micro-batch by kind; empty if not counted."""
     return dict(sorted(_by_batch(document, label, "storage").items()))
 
 
@@ -149,15 +145,15 @@ def _by_batch(document: Document, label: str, part: str) -> dict[str, float]:
 
 
 def requests_of(counts: Mapping[str, float]) -> float:
-    """Return how many requests of ours these counts hold."""
+    """Return the number of holdfast's requests."""
     return sum(number for what, number in counts.items() if "bytes" not in what and not what.startswith("Spark"))
 
 
 def usage(document: Document, label: str) -> dict[str, float]:
-    """Return what one entry used in a counted micro-batch, the mean of its runs.
+    """Return the mean use of an entry per counted micro-batch.
 
-    That is ``wall_s``; ``cpu_s``, which a busy machine changes least, and its parts by kind of process, as ``jvm_s``;
-    ``cores`` busy; ``outside_ms``: the wall time of the driver's own work, during which no task runs.
+    ``wall_s``; ``cpu_s``, which a busy machine changes least, and its parts by kind of process, as ``jvm_s``;
+    ``cores`` busy; ``outside_ms``, the driver's wall time during which no task runs.
     """
     means = _by_batch(document, label, "cpu")
     busy = sum(means.values()) - means["wall"]

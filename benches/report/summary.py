@@ -1,8 +1,8 @@
-"""The summary: the ratios of each question, what is no ratio, and which backend to choose.
+"""The summary: the ratios of each question, other figures, and which backend to choose.
 
-Every line is made of figures of one answer, and links to them. The backend to choose is the fastest one, unless others
-are as fast within what the turns can tell. Of these, it is the one that takes the least memory at its peak; where that
-is the same too, `filesystem`, whose files a restart finds again.
+Every line uses the figures of one answer and links to them. The backend to choose is the fastest; of backends that the
+turns cannot distinguish, the one with the least peak memory; if that is equal too, `filesystem`, whose files survive a
+restart.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.benches.report.directory import Results
 from holdfast.benches.report.results import asked_of_storage, counted_ms, requests_of
 from holdfast.benches.report.words import count, duration, listed, name_of, of_field, size, times
 
-# Suites whose loads are somebody's own, or like it; others compare ways to write a query.
+# Suites whose loads resemble a user's own; others compare ways to write a query.
 _OWN = "own-load"
 _ADVISING = (_OWN, "jobs", "growth")
 _AS_MUCH_MEMORY = 1.1
@@ -27,7 +27,7 @@ _IF_EQUAL = ("filesystem", "memory", "rocksdb")
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence, the question that it answers, and the place on the page that shows its figures."""
+    """A sentence, the question that it answers, and the anchor of its figures on the page."""
 
     text: str
     question: str
@@ -35,13 +35,12 @@ class Sentence:
 
     @classmethod
     def on(cls, answer: Answer, text: str) -> Sentence:
-        """Return a sentence on an answer."""
         return cls(text, answer.question.text, f"q-{answer.question.id}")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A backend for one load, and why; settled if the turns tell it from every other, or show the two equally fast."""
+    """The backend for one load, with reasons; `settled` if the turns show how it compares with every other."""
 
     backend: str
     reason: str
@@ -52,18 +51,16 @@ class Choice:
 
 @dataclass(frozen=True)
 class Advice:
-    """A backend to choose, and for what."""
-
     sentence: Sentence
     choice: Choice
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What the top of a report says.
+    """The top of a report.
 
-    The headline is for who reads no more, in parts. Then the ratios, by baseline, in bold where holdfast is slower;
-    what a setting costs; why some figure may not be what it seems.
+    The headline, in parts; the backends to choose; ratios with their baselines, bold if holdfast is slower; the costs
+    of settings; and reasons to doubt figures.
     """
 
     headline: list[str] = field(default_factory=list)
@@ -74,7 +71,6 @@ class Summary:
 
 
 def summarize(results: Results, answers: list[Answer]) -> Summary:
-    """Return what the figures say."""
     found = Summary()
     for answer in answers:
         if not answer.equal:
@@ -100,14 +96,14 @@ def summarize(results: Results, answers: list[Answer]) -> Summary:
 
 
 def missed(answer: Answer) -> dict[str, dict[str, Any]]:
-    """Return the targets that an answer misses, by what they are of."""
+    """Return the missed targets of an answer, by figure."""
     return {target["what"]: target for target in answer.document["targets"] if not target["met"]}
 
 
 def _ratios(answer: Answer) -> Iterator[tuple[str, Sentence]]:
-    """Yield each baseline of an answer, and the throughput of all other entries by its own."""
+    """Yield each baseline of an answer, and the throughput of its entries relative to it."""
     by_base: dict[str, list[str]] = {}
-    said: dict[str, str] = {}  # where along a curve the last of a baseline was
+    said: dict[str, str] = {}  # by baseline, the point of a curve that was named last
     turns: list[str] = []
     for label in answer.labels:
         base = answer.baseline(label)
@@ -133,7 +129,7 @@ def _ratios(answer: Answer) -> Iterator[tuple[str, Sentence]]:
 
 
 def _read_bars(found: Summary, answer: Answer) -> None:
-    """Say which backend to use, and in the first place how fast the best one is."""
+    """Add the backend to choose, and for the first such answer a headline."""
     ours = [label for label in answer.labels if answer.name(label).ours]
     others = [label for label in answer.labels if not answer.name(label).ours and answer.engine(label) != FLOOR]
     base = next((base for label in answer.labels if (base := answer.baseline(label)) is not None), None)
@@ -150,7 +146,6 @@ def _read_bars(found: Summary, answer: Answer) -> None:
 
 
 def _headline(answer: Answer, best: str, other: str, choice: Choice | None) -> Iterator[str]:
-    """Yield the parts of the sentence that sums all up."""
     ratio, name = answer.ratio(best, other), answer.name(other).text
     if ratio.same:
         shown = "turns do not tell whether it is faster than" if ratio.unsettled else "no faster and no slower than"
@@ -164,7 +159,7 @@ def _headline(answer: Answer, best: str, other: str, choice: Choice | None) -> I
 
 
 def _beside_floor(answer: Answer, label: str) -> str:
-    """Say how long an entry takes beside the floor; nothing where there is none, or the turns do not tell."""
+    """Compare an entry with the floor in words; empty if there is none, or the turns are not conclusive."""
     floor = next((other for other in answer.labels if answer.engine(other) == FLOOR), None)
     by_floor = answer.ratio(label, floor) if floor else None
     if by_floor is None or by_floor.unsettled:
@@ -176,7 +171,7 @@ def _beside_floor(answer: Answer, label: str) -> str:
 
 
 def _by_download(answer: Answer) -> Iterator[Sentence]:
-    """Say how long restores take, where they were measured."""
+    """Yield how long restores take, if they were measured."""
     for label in answer.labels if answer.has_phase(PLAIN_DOWNLOAD) else ():
         ours, plain = (counted_ms(answer.document, label, phase) for phase in (RESTORE, PLAIN_DOWNLOAD))
         ratio = statistics.median(a / b for a, b in zip(ours, plain, strict=True))
@@ -185,7 +180,7 @@ def _by_download(answer: Answer) -> Iterator[Sentence]:
 
 
 def _own_course(answer: Answer) -> Iterator[Sentence]:
-    """Say what sizes cost an engine, where nothing else is compared."""
+    """Yield how each engine's figures grow with size, for curves without a baseline."""
     by_engine: dict[str, dict[float, str]] = {}
     for label in answer.labels:
         x = answer.along(label)
@@ -199,7 +194,7 @@ def _own_course(answer: Answer) -> Iterator[Sentence]:
 
 
 def _figure_of(answer: Answer, label: str) -> str:
-    """Return what an entry was measured for: throughput, unless its requests or its bytes were counted."""
+    """Return the name of an entry's main figure: throughput, unless its requests or its bytes were counted."""
     asked = asked_of_storage(answer.document, label)
     if NEW_BYTES in asked:
         return "bytes of a snapshot by those of a full one"
@@ -214,7 +209,7 @@ def _figure(answer: Answer, label: str) -> str:
 
 
 def _read_crossing(found: Summary, answer: Answer) -> None:
-    """Say which backend to use at which sizes; what lies between two of them was not measured."""
+    """Add the backend to choose at each measured size."""
     along, all_of = of_field(answer.question.along), _contenders(answer)
     of_a_part = any(answer.engine(label).startswith("store-") for label in all_of.values())
     if of_a_part or answer.question.suite not in _ADVISING:
@@ -234,7 +229,7 @@ def _read_crossing(found: Summary, answer: Answer) -> None:
         if absent:
             found.doubts.append(Sentence.on(answer, f"No figure of {listed(absent)} at {count(x)} {along}."))
     for span in chosen:
-        (least, _), (most, choice) = span[0], span[-1]  # the larger size says more
+        (least, _), (most, choice) = span[0], span[-1]  # the larger size is more telling
         reach = " to ".join(dict.fromkeys((count(least), count(most))))
         at = "At every size measured," if len(places) == len(span) > 1 else "At"
         found.choices.append(Advice(Sentence.on(answer, f"{at} {reach} {along}."), choice))
@@ -245,7 +240,7 @@ def _read_crossing(found: Summary, answer: Answer) -> None:
 
 
 def _contenders(answer: Answer, labels: list[str] | None = None) -> dict[str, str]:
-    """Return by backend the entry of the one way to write the function that most backends were measured with."""
+    """Return the entries by backend of the API that was measured with most backends."""
     by_way: dict[str, dict[str, str]] = {}
     for label in answer.labels if labels is None else labels:
         backend, engine = answer.name(label).backend, answer.engine(label)
@@ -255,7 +250,7 @@ def _contenders(answer: Answer, labels: list[str] | None = None) -> dict[str, st
 
 
 def choose(answer: Answer, labels: list[str] | None = None) -> Choice | None:
-    """Return the backend to choose among an answer's entries, None if there is only one or none to trust."""
+    """Return the backend to choose among an answer's entries; None if there is only one, or their results differ."""
     of = _contenders(answer, labels)
     if len(of) < 2 or not answer.equal:
         return None

@@ -1,4 +1,4 @@
-"""Documents of benches and of pytest-benchmark as tables: one description for the terminal, Markdown and HTML."""
+"""Tables of the documents of benches and of pytest-benchmark, for the terminal, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -20,24 +20,23 @@ from holdfast.benches.report.results import (
     written,
 )
 
-# Kinds of process, as tables name them.
+# The names of process kinds in tables.
 _KINDS = {"jvm": "JVM", "python": "Python", "server": "state server", "store": "store", "background": "background"}
 _NOT_MEASURED = "-"
-# What only the JSON of pytest-benchmark has, and what makes it.
+# The key that only pytest-benchmark's JSON has, and the command that writes it.
 BENCHMARKS = "benchmarks"
 MICRO_COMMAND = "make bench-micro ARGS=--benchmark-json=FILE"
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table of text."""
+    """A table of strings."""
 
     title: str
     columns: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
 
     def rich(self) -> Table:
-        """Return the table for a terminal."""
         table = Table(title=self.title, title_justify="left")
         for i, column in enumerate(self.columns):
             table.add_column(column, justify="right" if i else "left")
@@ -46,14 +45,12 @@ class Sheet:
         return table
 
     def markdown(self) -> str:
-        """Return the table as Markdown."""
         head = ["| " + " | ".join(self.columns) + " |", "|---" + "|---:" * (len(self.columns) - 1) + "|"]
         body = ["| " + " | ".join(row) + " |" for row in self.rows]
         return "\n".join([f"**{self.title}**", "", *head, *body])
 
 
 def sheets(document: Document) -> Iterator[Sheet]:
-    """Yield the tables of a document."""
     yield _throughput(document)
     yield _latencies(document)
     if document["ratios"]:
@@ -70,22 +67,20 @@ def sheets(document: Document) -> Iterator[Sheet]:
 
 
 def markdown(document: Document) -> str:
-    """Return a document as Markdown: how it was made, then its tables."""
+    """Return a document as Markdown: its facts, then its tables."""
     if BENCHMARKS in document:
         cpu = document["machine_info"]["cpu"]
         made = f"{cpu.get('brand_raw', 'unknown processor')}, {cpu.get('count')} cores"
-        return _page("bench-micro", [f"`{MICRO_COMMAND}`, {document['datetime'][:10]}", made], micro_sheets(document))
-    machine, versions = document["machine"], document["versions"]
-    facts = [
-        f"`{document['command']}`, {document['started'][:10]}",
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB, {machine['os']}",
-        ", ".join(f"{name} {version}" for name, version in versions.items()),
-    ]
-    return _page(document["bench"], facts, sheets(document))
-
-
-def _page(title: str, facts: Sequence[str], tables: Iterator[Sheet]) -> str:
-    """Return a title, facts line by line, and tables as Markdown."""
+        title, tables = "bench-micro", micro_sheets(document)
+        facts = [f"`{MICRO_COMMAND}`, {document['datetime'][:10]}", made]
+    else:
+        machine, versions = document["machine"], document["versions"]
+        title, tables = document["bench"], sheets(document)
+        facts = [
+            f"`{document['command']}`, {document['started'][:10]}",
+            f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB, {machine['os']}",
+            ", ".join(f"{name} {version}" for name, version in versions.items()),
+        ]
     return "\n\n".join([f"## {title}", "\\\n".join(facts), *(sheet.markdown() for sheet in tables)]) + "\n"
 
 
@@ -99,7 +94,7 @@ def _throughput(document: Document) -> Sheet:
         )
         for label, engine in document["engines"].items()
     ]
-    return Sheet("Throughput", ("engine", "rows a second", "by run", "cores busy before"), rows)
+    return Sheet("Throughput", ("engine", "rows/s", "by run", "cores busy before"), rows)
 
 
 def _latencies(document: Document) -> Sheet:
@@ -109,11 +104,11 @@ def _latencies(document: Document) -> Sheet:
         phases = [] if "triggerExecution" in engine["runs"][0]["phases_ms"][0] else engine["runs"][0]["phases_ms"][0]
         rows += [_latency(f"{label}: {phase}", counted_ms(document, label, phase)) for phase in phases]
     columns = ("engine", "batches", "median", "p95", "p99", "max", "max / median", "min")
-    return Sheet("A micro-batch, ms", columns, rows)
+    return Sheet("Micro-batch times, ms", columns, rows)
 
 
 def _against_plain(document: Document) -> Sheet:
-    """Return by part with a plain way its share of that throughput, and what a small micro-batch costs more."""
+    """Compare each sink with its plain way: throughput, and the extra time of a small micro-batch."""
     rows = []
     for label, engine in document["engines"].items():
         for name in engine["runs"][0]["phases_ms"][0]:
@@ -123,17 +118,11 @@ def _against_plain(document: Document) -> Sheet:
                 for few in ("", FEW_ROWS)
             )
             if all(times.all() for times in (*many, *few)):
-                ratios = many[0] / many[1]
-                rows.append(
-                    (
-                        f"{label}: {name}",
-                        f"{np.median(ratios):.2f}",
-                        f"{ratios.min():.2f} to {ratios.max():.2f}",
-                        f"{np.median(few[1] - few[0]):.0f}",
-                    )
-                )
-    columns = ("part", "throughput by the plain way's", "range", "with few rows, ms more")
-    return Sheet("Beside the plain way, micro-batch by micro-batch", columns, rows)
+                ratios, more = many[0] / many[1], few[1] - few[0]
+                span = f"{ratios.min():.2f} to {ratios.max():.2f}"
+                rows.append((f"{label}: {name}", f"{np.median(ratios):.2f}", span, f"{np.median(more):.0f}"))
+    columns = ("sink", "throughput / plain", "range", "extra ms with few rows")
+    return Sheet("Compared with plain writes, by micro-batch", columns, rows)
 
 
 def _latency(label: str, ms: Sequence[float]) -> tuple[str, ...]:
@@ -147,11 +136,11 @@ def _ratios(document: Document) -> Sheet:
         (name, f"{ratio:.2f}", " ".join(f"{r:.2f}" for r in document["ratios_by_pair"][name]))
         for name, ratio in document["ratios"].items()
     ]
-    return Sheet("Throughput of the first by that of the second", ("pair", "ratio", "by repeat"), rows)
+    return Sheet("Throughput ratios", ("pair", "ratio", "by repeat"), rows)
 
 
 def _used(document: Document) -> Sheet:
-    """Of a counted micro-batch: time, CPU time by kind of process, and bytes written, shuffle files too."""
+    """Per counted micro-batch: time, CPU time by kind of process, and bytes written, including shuffle files."""
     used = {label: usage(document, label) for label in document["engines"]}
     bytes_of = {label: written(document, label) for label in document["engines"]}
     kinds = [kind for kind in _KINDS if any(f"{kind}_s" in of for of in used.values())]
@@ -169,12 +158,12 @@ def _used(document: Document) -> Sheet:
         for label, of in used.items()
     ]
     by_kind = (f"{_KINDS[kind]} s" for kind in kinds)
-    columns = ("engine", "wall s", "CPU s", *by_kind, "cores busy", "driver alone, ms", "MiB written", "MiB durable")
-    return Sheet("What a micro-batch uses", columns, rows)
+    columns = ("engine", "wall s", "CPU s", *by_kind, "cores busy", "driver only, ms", "MiB written", "MiB durable")
+    return Sheet("Used per micro-batch", columns, rows)
 
 
 def _held(document: Document) -> Sheet:
-    """Of a whole run: memory by kind of process at its peak, and the working state."""
+    """Of a whole run: peak memory by kind of process, and the working state."""
     rows = []
     for label, state in document["state_bytes"].items():
         held, job = memory(document, label), job_of(document, label)
@@ -191,17 +180,8 @@ def _held(document: Document) -> Sheet:
                 " ".join(f"{seconds:,.1f}" for seconds in fills) if job.fill_batches else _NOT_MEASURED,
             )
         )
-    columns = (
-        "engine",
-        "memory, MiB",
-        "in all",
-        "anonymous",
-        "state, MiB",
-        "bytes a key",
-        "by live state",
-        "filling, s",
-    )
-    return Sheet("What a run holds at its peak, shared pages divided", columns, rows)
+    columns = ("engine", "MiB", "total", "anonymous", "state, MiB", "bytes/key", "state / live state", "filling, s")
+    return Sheet("Peak memory and state of a run, shared pages divided", columns, rows)
 
 
 def _storage(document: Document) -> Sheet:
@@ -209,9 +189,9 @@ def _storage(document: Document) -> Sheet:
     for label in document["engines"]:
         asked = asked_of_storage(document, label)
         if "bytes up" in asked:
-            rows.append((label, "requests of ours, in all", f"{requests_of(asked):,.2f}"))
+            rows.append((label, "holdfast's requests, total", f"{requests_of(asked):,.2f}"))
         rows += [(label, what, f"{number:,.2f}") for what, number in asked.items()]
-    return Sheet("Asked of the storage in a micro-batch", ("engine", "what", "mean"), rows)
+    return Sheet("Storage requests per micro-batch", ("engine", "request", "mean"), rows)
 
 
 def _targets(document: Document) -> Sheet:
@@ -220,7 +200,7 @@ def _targets(document: Document) -> Sheet:
 
 
 def micro_sheets(found: Document) -> Iterator[Sheet]:
-    """Yield a table of the store's operations by backend, and one of all other steps."""
+    """Yield a table of the store's operations by backend, and a table of all other steps."""
     of_store = [b for b in found["benchmarks"] if "backend" in b["extra_info"]]
     others = [b for b in found["benchmarks"] if "backend" not in b["extra_info"]]
     if of_store:
@@ -239,11 +219,9 @@ def _by_backend(measured: list[Document]) -> Sheet:
     operations = list(dict.fromkeys(operation for operation, _, _ in cells))
     rows = [
         (operation, f"{keys:,}", f"{width:,}", *(of.get(backend, _NOT_MEASURED) for backend in backends))
-        for (operation, keys, width), of in sorted(
-            cells.items(), key=lambda cell: (operations.index(cell[0][0]), cell[0])
-        )
+        for (operation, keys, width), of in sorted(cells.items(), key=lambda of: (operations.index(of[0][0]), of[0]))
     ]
-    columns = ("operation", "keys", "bytes of a value", *backends)
+    columns = ("operation", "keys", "value bytes", *backends)
     return Sheet("Operations of the store, ms: median (min to max)", columns, rows)
 
 

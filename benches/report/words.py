@@ -1,4 +1,4 @@
-"""Figures in words, as the summary and the tables write them; what reports call the engines, and their colours."""
+"""Figures in words for the summary and the tables; the names and colours of engines in reports."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 
 def times(ratio: float) -> str:
-    """Return a ratio with two digits that count: 4.1, 0.85, 23, 0.0041."""
+    """Return a ratio with two significant digits: 4.1, 0.85, 23, 0.0041."""
     if ratio < 0.0995:
         return f"{ratio:.2g}"
     return f"{ratio:.0f}" if ratio >= 9.95 else f"{ratio:.1f}" if ratio >= 0.995 else f"{ratio:.2f}"
 
 
 def count(value: float) -> str:
-    """Return a number of things in words: 20 million, 100,000."""
+    """Return a count in words: 20 million, 100,000."""
     for size, word in ((1e9, "billion"), (1e6, "million")):
         if value >= size:
             return f"{value / size:.3g} {word}"
@@ -23,7 +23,7 @@ def count(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number in few characters: 667,928 is 668k."""
+    """Abbreviate a number: 667,928 becomes 668k."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size * 0.9995:
             return f"{value / size:.3g}{unit}"
@@ -31,7 +31,7 @@ def number(value: float) -> str:
 
 
 def size(value_bytes: float) -> str:
-    """Return a number of bytes in the unit that fits."""
+    """Return a number of bytes with a suitable unit."""
     for unit_bytes, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if abs(value_bytes) >= unit_bytes:
             shown = value_bytes / unit_bytes
@@ -40,26 +40,22 @@ def size(value_bytes: float) -> str:
 
 
 def duration(ms: float) -> str:
-    """Return a time in the unit that fits."""
+    """Return a time with a suitable unit."""
     return f"{ms / 1000:.2f} s" if ms >= 1000 else f"{ms:.0f} ms" if ms >= 10 else f"{ms:.1f} ms"
 
 
 def listed(parts: Sequence[str]) -> str:
-    """Return parts as a sentence lists them: a, b and c."""
+    """List parts in a sentence: a, b and c."""
     return ", ".join(parts[:-1]) + f" and {parts[-1]}" if len(parts) > 1 else "".join(parts)
 
 
 def of_field(job_field: str) -> str:
-    """Return the words of a job's field: ``fill_rows`` is fill rows, ``store_latency_ms`` store latency, ms."""
-    name = job_field
-    for unit in ("_ms", "_mb", "_bytes"):
-        if name.endswith(unit):
-            name = f"{name.removesuffix(unit)}, {unit.strip('_')}"
-    return name.replace("_", " ")
+    """Return a job's field in words: ``fill_rows`` is fill rows, ``store_latency_ms`` store latency, ms."""
+    return re.sub(r"_(ms|mb|bytes)$", r", \1", job_field).replace("_", " ")
 
 
 _BACKENDS = ("memory", "filesystem", "rocksdb")
-# By the beginning of an engine's name, the longest that fits: how it reads, without the backend.
+# Names without the backend, by the longest prefix of an engine's name that matches.
 _KINDS = {
     "holdfast": "holdfast",
     "pandas": "holdfast by key",
@@ -82,7 +78,7 @@ _KINDS = {
     "quixstreams": "Quix Streams",
 }
 _OURS = ("holdfast", "pandas", "store", "nexmark", "operator")
-# Where engines that are not ours keep state.
+# Where other engines keep state.
 _STORES = {"rocksdb": "RocksDB", "hdfs": "HDFSBacked", "heap": "its heap"}
 _DETAILS = {
     "row": "by Row",
@@ -92,7 +88,7 @@ _DETAILS = {
     "backlog": "in pieces",
     "volatile": "not surviving a kill",
 }
-# Of these a hyphen is no end.
+# Words that contain a hyphen.
 _OF_SEVERAL_WORDS = ("by-key", "mini-batch")
 _HUES = {"spark": "spark", "floor": "floor", "quixstreams": "quix"}
 _COLOURS = ("memory", "filesystem", "rocksdb", "spark", "floor", "flink", "pathway", "bytewax", "quix", "other")
@@ -100,25 +96,19 @@ _COLOURS = ("memory", "filesystem", "rocksdb", "spark", "floor", "flink", "pathw
 
 @dataclass(frozen=True)
 class Name:
-    """An engine as reports name it, its colour in the style sheet, and holdfast's backend, empty if it is not ours."""
+    """An engine's name in reports, its colour in the style sheet, and holdfast's backend, empty for other engines."""
 
     text: str
     hue: str
     backend: str = ""
 
     @property
-    def short(self) -> str:
-        """The text where it is clear that holdfast is meant."""
-        return self.text.removeprefix("holdfast ").removeprefix("on ")
-
-    @property
     def ours(self) -> bool:
-        """Whether holdfast keeps the state."""
         return bool(self.backend)
 
 
 def name_of(engine: str, label: str | None = None) -> Name:
-    """Return the name of an engine, or of an entry of it, which may add to the engine's."""
+    """Return the name of an engine, or of one of its entries, whose label may extend it."""
     kind = _kind_of(engine)
     rest = re.sub("|".join(_OF_SEVERAL_WORDS), lambda words: words[0].replace("-", " "), engine.removeprefix(kind))
     details = [part for part in rest.split("-") if part] if kind else []

@@ -1,1 +1,1 @@
-"""Carries out the measurements of suites, one engine at a time, into a directory from which a stopped run goes on."""
+"""Runs the measurements of suites, one engine at a time, into a directory from which a stopped run continues."""

@@ -2,13 +2,13 @@
 
 ::
 
-    DIR/run.json                    the plan and its state, and what all results depend on
-    DIR/<suite>/<name>.json         the document of a measurement that is done
-    DIR/<suite>/<name>.runs.jsonl   the runs of one that is not, a line each
-    DIR/.lock                       held by the command that works on the directory
+    DIR/run.json                    the plan, the state of each measurement, and the facts that all results depend on
+    DIR/<suite>/<name>.json         the document of a finished measurement
+    DIR/<suite>/<name>.runs.jsonl   the runs of an unfinished measurement, a line each
+    DIR/.lock                       locked by the command that works on the directory
 
-Files are replaced whole, and a line counts once it is whole: whenever the command is killed, what it had measured
-before is there. What was damaged since is an error that names the file; nothing is deleted but by ``--fresh``.
+Files are replaced atomically, and only complete lines count, so a killed command loses no finished run. A damaged file
+is an error that names it; only ``--fresh`` deletes results.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from holdfast.benches.suites.measurement import Measurement, Profile
 from holdfast.errors import CorruptionError, InvalidArgumentError
 
 TO_DO, FAILED, LEFT_OUT = "to do", "failed", "left out"
-# What must be the same where a run goes on: results that differ in one of these do not belong together.
+# A run may continue only where these facts are unchanged.
 _IDENTITY = ("format", "profile", "shape", "seed", "turns", "disk", "machine", "versions")
 _LOCK = ".lock"
-# What a stopped command may leave beside a plan that it had not yet written.
+# Files that a command leaves if it stops before it has written the plan.
 _OURS = (_LOCK, f".{RUN}.new")
 _LINE = {"turn": int, "label": str, "engine": str, "job": dict, "seconds": int | float, "run": dict}
 
@@ -40,7 +40,7 @@ Facts = dict[str, Any]
 
 
 def facts_of(profile: Profile, seed: int, disk: str | None = None) -> Facts:
-    """Return what all results of a run here and now depend on; `disk` is the directory to measure with, if given."""
+    """Return the facts that all results of a new run depend on; `disk` is the directory to measure on, if given."""
     return {
         "format": FORMAT,
         "profile": "quick" if profile.quick else "full",
@@ -54,7 +54,7 @@ def facts_of(profile: Profile, seed: int, disk: str | None = None) -> Facts:
 
 
 class ResultsDirectory:
-    """See the module; its facts are those of `facts_of`, and the ``plan``."""
+    """See the module. `facts` are those of `facts_of` and the ``plan``."""
 
     def __init__(self, path: Path, facts: Facts) -> None:
         self.path = path
@@ -63,16 +63,16 @@ class ResultsDirectory:
     @classmethod
     @contextmanager
     def opened(cls, path: Path, facts: Facts, *, fresh: bool = False) -> Iterator[ResultsDirectory]:
-        """Hold the directory of a run, new or continued, for this command alone.
+        """Lock the directory of a new or continued run.
 
-        Refuses other content, and results of another run unless a `fresh` one deletes them.
+        Refuses a directory with other content, and results of a different run unless `fresh` deletes them.
         """
         path.mkdir(parents=True, exist_ok=True)
         if not (path / RUN).exists():
             others = [found.name for found in path.iterdir() if found.name not in _OURS]
             if others:
                 raise InvalidArgumentError(
-                    "the directory holds something, but no results; choose another one", directory=path, holds=others[0]
+                    "the directory has files, but no results; choose a different one", directory=path, found=others[0]
                 )
         with _locked(path):
             yield cls._prepared(path, facts, fresh=fresh)
@@ -86,8 +86,8 @@ class ResultsDirectory:
             differ = differences({k: before.get(k) for k in _IDENTITY}, {k: facts.get(k) for k in _IDENTITY})
             if differ:
                 raise InvalidArgumentError(
-                    "the directory holds results of another run; choose another directory, or --fresh to delete them; "
-                    f"there and here differ in {'; '.join(differ)}",
+                    "the directory has results of a different run; choose a different directory, or delete them with "
+                    f"--fresh; stored and new differ in {'; '.join(differ)}",
                     directory=path,
                 )
             return cls(path, before)
@@ -96,11 +96,10 @@ class ResultsDirectory:
         return found
 
     def write_facts(self) -> None:
-        """Store the plan as it stands."""
         replace_json(self.path / RUN, self.facts)
 
     def plan(self, measurement: Measurement) -> dict[str, Any]:
-        """Return a measurement's line of the plan, which is added if it is not there."""
+        """Return a measurement's entry in the plan, adding it if it is missing."""
         key = (measurement.suite, measurement.name)
         lines: list[dict[str, Any]] = self.facts["plan"]
         found = next((line for line in lines if (line["suite"], line["name"]) == key), None)
@@ -110,16 +109,14 @@ class ResultsDirectory:
         return found
 
     def set_state(self, measurement: Measurement, state: str, reason: str = "") -> None:
-        """Store how far a measurement is, and why."""
         self.plan(measurement).update(state=state, reason=reason)
         self.write_facts()
 
     def document_file(self, measurement: Measurement) -> Path:
-        """Return where a measurement's document is, once it is there."""
         return self.path / measurement.suite / f"{measurement.name}.json"
 
     def is_done(self, measurement: Measurement) -> bool:
-        """Tell whether a measurement is done, and its document there and whole."""
+        """Return whether a measurement is done and its document readable."""
         try:
             json.loads(self.document_file(measurement).read_bytes())
         except (OSError, ValueError):
@@ -127,11 +124,9 @@ class ResultsDirectory:
         return bool(self.plan(measurement)["state"] == DONE)
 
     def runs_file(self, measurement: Measurement) -> Path:
-        """Return where a measurement's runs are until it is done."""
         return self.path / measurement.suite / f"{measurement.name}.runs.jsonl"
 
     def runs(self, measurement: Measurement) -> list[dict[str, Any]]:
-        """Return the lines of the runs that are done."""
         try:
             lines = self.runs_file(measurement).read_text().splitlines(keepends=True)
         except FileNotFoundError:
@@ -139,18 +134,18 @@ class ResultsDirectory:
         return [_line_of_run(self.runs_file(measurement), line) for line in lines if line.endswith("\n")]
 
     def add_run(self, measurement: Measurement, line: Mapping[str, Any]) -> None:
-        """Store a run so that it outlives whatever happens next."""
+        """Append a run durably."""
         file = self.runs_file(measurement)
         with storing(file):
             file.parent.mkdir(exist_ok=True)
             with open(file, "a+b") as runs:
-                runs.truncate(_end_of_whole_lines(file))
+                runs.truncate(file.read_bytes().rfind(b"\n") + 1)  # drops a line that a killed command left unfinished
                 runs.write(json.dumps(line).encode() + b"\n")
                 runs.flush()
                 os.fsync(runs.fileno())
 
     def write_document(self, measurement: Measurement, document: Mapping[str, Any], *, whole: bool) -> None:
-        """Store a document; when it is `whole`, its runs are needed no more."""
+        """Store a document; if it is `whole`, delete its runs."""
         file = self.document_file(measurement)
         with storing(file):
             file.parent.mkdir(exist_ok=True)
@@ -161,19 +156,19 @@ class ResultsDirectory:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Keep other commands from working on a directory."""
+    """Lock a directory against other commands."""
     with open(path / _LOCK, "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
             raise InvalidArgumentError(
-                "another bench run works on this directory; wait for it, or choose another directory", directory=path
+                "another bench run works on this directory; wait for it, or choose a different one", directory=path
             ) from exc
         yield
 
 
 def about(measurement: Measurement) -> dict[str, Any]:
-    """Return what the plan and the document say of a measurement."""
+    """Return the facts of a measurement that its plan and its document share."""
     names = ("suite", "name", "question", "baseline", "along", "note")
     return {name: getattr(measurement, name) for name in names}
 
@@ -185,13 +180,15 @@ def _line_of_run(file: Path, line: str) -> dict[str, Any]:
         found = None
     if not isinstance(found, dict) or not all(isinstance(found.get(name), kind) for name, kind in _LINE.items()):
         raise CorruptionError(
-            "a run is damaged; delete its line to measure it again, or choose --fresh", file=file, line=line[:60]
+            "a stored run is damaged; delete its line to repeat it, or start over with --fresh",
+            file=file,
+            line=line[:60],
         )
     return found
 
 
 def differences(before: object, now: object, where: str = "") -> list[str]:
-    """Return in words where two nested values differ: ``machine cores: 2, 4``."""
+    """Describe where two nested values differ: ``machine cores: 2, 4``."""
     if before == now:
         return []
     if isinstance(before, Mapping) and isinstance(now, Mapping):
@@ -202,17 +199,12 @@ def differences(before: object, now: object, where: str = "") -> list[str]:
 
 
 def replace_json(file: Path, content: object) -> None:
-    """Put a JSON file in the place of the one that was there, if any, in one step."""
+    """Write a JSON file atomically."""
     replace_text(file, json.dumps(content, indent=1) + "\n")
 
 
-def _end_of_whole_lines(file: Path) -> int:
-    content = file.read_bytes()
-    return content.rfind(b"\n") + 1
-
-
 def _delete(path: Path) -> None:
-    """Delete the results of a directory, and nothing else."""
+    """Delete the results of a directory and keep its other files."""
     for file in [*path.glob("*/*.json"), *path.glob("*/*.runs.jsonl")]:
         file.unlink()
     (path / RUN).unlink()

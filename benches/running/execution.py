@@ -1,12 +1,12 @@
-"""Carries out a plan: measurement after measurement, each as turns of its entries, each run a process of its own.
+"""Runs a plan: each measurement as turns of its entries, each run in a fresh process.
 
 ::
 
-    job-a   turn 1   holdfast-memory  floor  spark-agg-rocksdb     the order is drawn anew in each turn, from the seed:
-            turn 2   floor  spark-agg-rocksdb  holdfast-memory     what comes first or after whom has no advantage
+    job-a   turn 1   holdfast-memory  floor  spark-agg-rocksdb     the seed determines a new order for each turn,
+            turn 2   floor  spark-agg-rocksdb  holdfast-memory     so that no entry gains by its position
 
-A run that is done is stored before the next one begins. An entry that fails is left out of the later turns, and the
-others go on; the next run of the same command tries it again.
+A finished run is stored before the next one starts. An entry that fails is left out of later turns and the others
+continue; the next run of the same command retries it.
 """
 
 from __future__ import annotations
@@ -32,27 +32,26 @@ from holdfast.benches.runs.paired import Entry, Run, run_engine
 from holdfast.benches.suites.measurement import Measurement
 from holdfast.errors import HoldfastError, InvalidArgumentError
 
-# A run may take so many times what it was expected to, and this much at least; then it hangs.
+# A run hangs if it takes longer than this multiple of its expected time, and longer than this many seconds.
 _PATIENCE = 6
 _PATIENCE_S = 900.0
 _CHECK = "results"
 _TIME_IS_UP = "the time was up before its run"
-# Of an engine, of its machine, of programs that it needs, and of what they leave behind: no reason to stop before the
-# other measurements.
+# Failures of an engine, its machine or a program that it needs; other measurements continue.
 _FAILURES = (
     *(HoldfastError, OSError, subprocess.SubprocessError),
     *(ArithmeticError, LookupError, TypeError, ValueError),
 )
 _START_S, _ROW_S = 15.0, 5e-6
-# What was measured of the time corrects what was expected, and is believed once it is so much.
-_BELIEVED_S = 60.0
-# Options whose name is not that of a field of `Shape`.
+# Measured times correct expected ones; this is the weight of the expectation.
+_PRIOR_S = 60.0
+# Options named differently from the field of `Shape`.
 _OPTIONS = {"rows": "rows-per-batch"}
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One run of one entry, in a turn from 0 on."""
+    """One run of one entry; the first turn is 0."""
 
     measurement: Measurement
     turn: int
@@ -60,12 +59,11 @@ class Step:
 
     @property
     def key(self) -> tuple[str, str, int, str]:
-        """What tells a run from all others of a plan."""
         return (self.measurement.suite, self.measurement.name, self.turn, self.label)
 
     @property
     def expected_s(self) -> float:
-        """What the measurement's minutes leave to this run: more to one of more rows."""
+        """The run's share of the measurement's minutes, larger if it has more rows."""
         seconds = self.measurement.minutes * 60 / self.measurement.repeats
         works = {label: _work_s(entry) for label, entry in self.measurement.entries.items()}
         return seconds * works[self.label] / sum(works.values()) if works else seconds
@@ -76,7 +74,7 @@ class Step:
 
 
 def _work_s(entry: Entry) -> float:
-    """Return about how long an entry takes: only what it is in relation to others matters."""
+    """Estimate how long an entry takes, relative to others."""
     job = entry.job
     fills = job.fill_batches or isinstance(job, StoreJob)
     rows = job.rows * job.batches + (job.keys if fills else 0)
@@ -84,7 +82,7 @@ def _work_s(entry: Entry) -> float:
 
 
 def steps_of(measurement: Measurement, seed: int) -> list[Step]:
-    """Return the runs of a measurement in their order."""
+    """Return the runs of a measurement in order."""
     steps = []
     for turn in range(measurement.repeats):
         labels = list(measurement.entries) or [measurement.micro]
@@ -94,14 +92,14 @@ def steps_of(measurement: Measurement, seed: int) -> list[Step]:
 
 
 class TimeLeft:
-    """How long the rest of some steps takes: what was expected, corrected by what has been measured so far."""
+    """Estimates the time that the remaining steps take, corrected by the times measured so far."""
 
     def __init__(self, steps: Iterable[Step]) -> None:
         self._to_do = {step.key: step.expected_s for step in steps}
-        self._expected_s = self._measured_s = _BELIEVED_S
+        self._expected_s = self._measured_s = _PRIOR_S
 
     def done(self, step: Step, seconds: float | None) -> None:
-        """Note what a run took, of this command or of an earlier one; None: it was left out."""
+        """Note how long a run took, in this command or an earlier one; None if it was left out."""
         self._to_do.pop(step.key, None)
         if seconds is not None:
             self._expected_s += step.expected_s
@@ -109,17 +107,15 @@ class TimeLeft:
 
     @property
     def left_s(self) -> float:
-        """The seconds that are left."""
         return sum(self._to_do.values()) * self._measured_s / self._expected_s
 
 
-#: Told of a step before its run (None, ""); and after it, with the seconds that it took, None if it was left out,
-#: and what became of it in a few words.
+#: Called before a step (None, "") and after it, with its seconds (None if it was left out) and its outcome in words.
 Tell = Callable[[Step, float | None, str], None]
 
 
 class Execution:
-    """One measurement on its way to a document; refuses a directory with other jobs under its name."""
+    """Runs one measurement; refuses a directory whose runs under its name have different jobs."""
 
     def __init__(
         self,
@@ -150,8 +146,8 @@ class Execution:
             differ = differences(there, _stored(wanted)) if wanted else []
             if differ:
                 raise InvalidArgumentError(
-                    "the directory has runs of another job; choose another directory, or --fresh to delete them; "
-                    f"there and here differ in {'; '.join(differ)}",
+                    "the directory has runs of a different job; choose a different directory, or delete them with "
+                    f"--fresh; stored and new differ in {'; '.join(differ)}",
                     directory=self._directory.path,
                     measurement=self._measurement.name,
                     entry=line["label"],
@@ -159,11 +155,11 @@ class Execution:
 
     @property
     def done(self) -> list[tuple[Step, float]]:
-        """The runs that an earlier command has done, and the seconds that each took."""
+        """The runs that an earlier command finished, and the seconds that each took."""
         return [(Step(self._measurement, line["turn"], line["label"]), line["seconds"]) for line in self._lines]
 
     def run(self, tell: Tell = lambda *_: None) -> str:
-        """Do what is to do, store the document, and return the measurement's state."""
+        """Do the remaining runs, store the document, and return the measurement's state."""
         if self.is_done:
             return DONE
         self._directory.set_state(self._measurement, TO_DO)
@@ -184,7 +180,7 @@ class Execution:
         return state
 
     def _check(self) -> None:
-        """Compare what the entries compute, if that was not done before; if it differs, none of them is timed."""
+        """Compare the entries' results unless that is done already; if they differ, nothing is measured."""
         line = self._directory.plan(self._measurement)
         if self._measurement.check is None or line.get("equality"):
             return
@@ -196,10 +192,10 @@ class Execution:
         if found.get("equal", True):
             line["equality"] = found
         else:
-            self._failed[_CHECK] = f"they differ in {found['what']}"
+            self._failed[_CHECK] = f"the entries' results differ: {found['what']}"
 
     def _has_time_for(self, turn: int) -> bool:
-        """Tell whether a turn may begin, as far as the one before it shows; one that has begun goes on."""
+        """Return whether a turn may start, judged by the turn before it; a turn that has started continues."""
         if turn == 0 or self._begun >= turn:
             return True
         before_s = sum(line["seconds"] for line in self._lines if line["turn"] == turn - 1)
@@ -234,13 +230,13 @@ class Execution:
         tell(step, seconds, f"{run['rows_per_second']:,.0f} rows a second" if "rows_per_second" in run else "done")
 
     def _give_up(self, step: Step, why: str) -> None:
-        """Note that a run has no result; one that the end of the time cut off leaves the turns before it alone."""
+        """Mark a label as failed, unless the end of the time cut off a later turn: earlier turns still count."""
         if step.turn == 0 or time.monotonic() < self._end_s:
             self._failed[step.label] = why
 
     @property
     def _turns(self) -> int:
-        """The turns that all entries have done, but for those that failed."""
+        """The number of turns that all entries have finished, failed entries aside."""
         labels = [label for label in self._labels if label not in self._failed]
         return min((sum(line["label"] == label for line in self._lines) for label in labels), default=0)
 
@@ -249,7 +245,7 @@ class Execution:
         return list(self._measurement.entries) or [self._measurement.micro]
 
     def _document(self) -> Document | None:
-        """Return the document of the entries that had all their turns; None if none had."""
+        """Return the document of the entries that finished all turns; None if there are none."""
         by_turn = sorted(self._lines, key=lambda line: line["turn"])
         runs: dict[str, list[Run]] = {}
         for label in self._labels:
@@ -273,7 +269,7 @@ class Execution:
         }
 
     def _equality(self, runs: Mapping[str, list[Run]]) -> dict[str, Any]:
-        """Return what was compared before the runs, or by each of them; nothing where nothing was."""
+        """Return the comparison made before the runs or by each of them, if any."""
         checked = self._directory.plan(self._measurement).get("equality")
         by_run = [run["equality"] for of_label in runs.values() for run in of_label if run.get("equality")]
         if not checked and by_run:
@@ -286,9 +282,7 @@ class Execution:
         if facts["profile"] == "quick":
             shape = {name.replace("_", "-"): value for name, value in facts["shape"].items()}
             options = ["--quick", *(f"--{_OPTIONS.get(name, name)} {value:.10g}" for name, value in shape.items())]
-        return " ".join(
-            ["holdfast bench run", *options, f"--suite {self._measurement.suite}", f"--seed {facts['seed']}"]
-        )
+        return " ".join(["holdfast bench run", *options, f"--suite {self._measurement.suite} --seed {facts['seed']}"])
 
 
 def _stored(entry: Entry) -> dict[str, Any]:
@@ -300,22 +294,12 @@ def _described(exc: Exception) -> str:
 
 
 _MACHINE = ("cpu", "python_version", "system")
-# No configuration is read, so that it is the same wherever holdfast is installed.
-_PLAIN = (
-    "-c",
-    os.devnull,
-    "--import-mode=importlib",
-    "-p",
-    "no:cacheprovider",
-    "-p",
-    "no:xdist",
-    "--quiet",
-    "--tb=short",
-)
+# Without configuration files, so that it is the same wherever holdfast is installed.
+_PLAIN = ("-c", os.devnull, "--import-mode=importlib", "-pno:cacheprovider", "-pno:xdist", "--quiet", "--tb=short")
 
 
 def run_micro(module: str, limit_s: float | None = None) -> dict[str, Any]:
-    """Return the JSON of pytest-benchmark, without the times of single rounds and the name of the machine."""
+    """Return pytest-benchmark's JSON, without the times of single rounds and the machine's name."""
     call = f"{__name__}:_run_pytest"
     found: dict[str, Any] = call_in_child(f"the micro-benchmarks of {module}", call, module, limit_s=limit_s)
     found["machine_info"] = {name: found["machine_info"][name] for name in _MACHINE}

@@ -1,1 +1,1 @@
-"""How a job is run: engines, each run in a process of its own, in turns."""
+"""Runs jobs: the engines, a fresh process for each run, and paired runs in turns."""

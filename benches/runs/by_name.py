@@ -1,4 +1,4 @@
-"""All engines by name, wherever they are."""
+"""All engines by name, of this folder and of others."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ ENGINES: Mapping[str, Engine] = engines.ENGINES | nexmark.ENGINES | peers.ENGINE
 
 
 def engines_for(job: type[Job]) -> list[str]:
-    """Return the names of the engines that run jobs of a kind."""
     return [name for name, engine in ENGINES.items() if issubclass(job, engine.runs)]
 
 
 def measured(engine: str, job: Mapping[str, Any], disk: str, memory: str) -> dict[str, Any]:
-    """Run an engine in this process, which does nothing else; `paired.run_engine` calls it in a fresh one."""
+    """Run an engine in this process, which `paired.run_engine` starts for it."""
     return asdict(ENGINES[engine].run(read_job(job), Places(Path(disk), Path(memory))))

@@ -1,13 +1,13 @@
-"""A function called in a process of its own, and its end: nothing that it started outlives it, nor who wanted it.
+"""Calls a function in a fresh child process, and ends everything that the call started.
 
 ::
 
     holdfast bench ──▶ child ──▶ JVM, workers, state servers
-          └─ lifeline ──┘        what is orphaned below the child is adopted by it
+          └─ lifeline ──┘        the child adopts orphaned descendants
 
-A fresh process means a fresh JVM, fresh Python workers and no state from an earlier run. The child's standard input is
-its lifeline. It carries the order, one line, and stays open while the call is wanted: when it closes, since the command
-stops or was killed, the child ends all that is below it, removes what the call has put on disk and in RAM, and ends.
+A fresh process has a fresh JVM, fresh Python workers and no state from an earlier run. The child's standard input is
+its lifeline. It carries the order, one line, and stays open while the caller waits. When it closes because the command
+stops or was killed, the child kills its descendants, removes the call's files from disk and RAM, and exits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SHOWN_LINES = 40
 
 
 class BenchError(HoldfastError):
-    """A run of an engine failed."""
+    """A run of an engine failed, or its engines disagree."""
 
 
 def call_in_child(
@@ -46,7 +46,8 @@ def call_in_child(
 ) -> Any:
     """Call ``module:name`` in a fresh process; arguments and result are JSON values.
 
-    Raises `BenchError`, with the end of the log, if it fails or takes longer than `limit_s`; then removes `folders`.
+    Raises `BenchError`, with the end of the log, if the call fails or takes longer than `limit_s`. A child that loses
+    its lifeline removes `folders`.
     """
     python_path = os.pathsep.join(folder for folder in sys.path if folder)
     with (
@@ -62,7 +63,7 @@ def call_in_child(
             stdout=log,
             stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONPATH": python_path},
-            start_new_session=True,  # Ctrl-C is for the command, which ends its runs
+            start_new_session=True,  # Ctrl-C reaches the command alone, which ends its runs
         )
         exit_status = _wait(process, json.dumps(order).encode() + b"\n", limit_s)
         if exit_status == 0:
@@ -70,16 +71,16 @@ def call_in_child(
         log.seek(0)
         shown = "\n".join(log.read().decode(errors="replace").splitlines()[-_SHOWN_LINES:])
         if exit_status is None:
-            raise BenchError(f"{what} took longer than allowed and was ended:\n{shown}", limit_s=limit_s)
+            raise BenchError(f"{what} exceeded its time limit and was killed:\n{shown}", limit_s=limit_s)
         raise BenchError(f"{what} failed:\n{shown}", exit_status=exit_status)
 
 
 def _wait(process: subprocess.Popen[bytes], order: bytes, limit_s: float | None) -> int | None:
-    """Return the exit status of a child, once it and all below it have ended; None if it took too long."""
+    """Return the child's exit status once it and its descendants have ended, or None after a timeout."""
     lifeline = process.stdin
     assert lifeline is not None
     try:
-        with contextlib.suppress(BrokenPipeError):  # the exit status and the log say more
+        with contextlib.suppress(BrokenPipeError):  # the exit status and the log explain it
             lifeline.write(order)
             lifeline.flush()
         return process.wait(limit_s)
@@ -92,28 +93,28 @@ def _wait(process: subprocess.Popen[bytes], order: bytes, limit_s: float | None)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Return when a process whose lifeline is closed has ended, and all below it."""
+    """Wait for a child without a lifeline and its descendants to end; kill them if they take too long."""
     try:
         process.wait(_ENDS_ITSELF_S)
     except subprocess.TimeoutExpired:
         with contextlib.suppress(psutil.NoSuchProcess):
             child = psutil.Process(process.pid)
-            child.suspend()  # so that it starts nothing more
+            child.suspend()  # it must not start more processes
             _end_below(child)
         process.kill()
         process.wait()
 
 
 def _end_below(process: psutil.Process) -> None:
-    """Kill all processes below one, which adopts what they leave behind: again, until there are none."""
+    """Kill a process's descendants until none is left; it adopts the orphans that this creates."""
     end_s = time.monotonic() + _ENDS_ITSELF_S
     while time.monotonic() < end_s:
-        below = [one for one in process.children(recursive=True) if _is_alive(one)]
+        below = [child for child in process.children(recursive=True) if _is_alive(child)]
         if not below:
             return
-        for one in below:
+        for child in below:
             with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
+                child.kill()
         time.sleep(_LOOK_EVERY_S)
 
 
@@ -124,19 +125,8 @@ def _is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def _order_of_lifeline(lifeline: int) -> dict[str, Any]:
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        byte = os.read(lifeline, 1)  # not one more: the rest of the lifeline is for `_end_with_lifeline`
-        if not byte:
-            sys.exit("nobody wants this run")
-        line += byte
-    order: dict[str, Any] = json.loads(line)
-    return order
-
-
 def _end_with_lifeline(lifeline: int, folders: Sequence[str]) -> None:
-    """Let this process end when its lifeline closes, with all that is below it and these folders."""
+    """When the lifeline closes, kill this process's descendants, remove the folders and exit."""
 
     def watch() -> None:
         while os.read(lifeline, 1):
@@ -150,7 +140,7 @@ def _end_with_lifeline(lifeline: int, folders: Sequence[str]) -> None:
 
 
 def carry_out(order: Mapping[str, Any]) -> None:
-    """Call what an order names, and store what it returns."""
+    """Call the function that an order names, and store its result."""
     module, _, name = order["function"].partition(":")
     result = getattr(importlib.import_module(module), name)(*order["arguments"])
     Path(order["result"]).write_text(json.dumps(result))
@@ -159,7 +149,11 @@ def carry_out(order: Mapping[str, Any]) -> None:
 def main() -> None:
     """Carry out the order on standard input."""
     lifeline = sys.stdin.fileno()
-    order = _order_of_lifeline(lifeline)
+    with open(lifeline, "rb", buffering=0, closefd=False) as unbuffered:  # takes no byte after the order
+        line = unbuffered.readline()
+    if not line.endswith(b"\n"):
+        sys.exit("the caller ended before it gave an order")
+    order = json.loads(line)
     adopt_orphans()
     _end_with_lifeline(lifeline, order["folders"])
     try:

@@ -1,7 +1,7 @@
-"""The engines that can be compared: each runs a job its own way and returns what was measured, watched from its driver.
+"""The engines to compare: each runs a job its own way and returns what the driver measured.
 
-A new engine is an `Engine` in `ENGINES`, or in a table of its own that `holdfast.benches.runs.by_name` adds. It runs in
-a fresh process, with a directory of its own on disk and one in RAM; both are removed afterwards.
+To add an engine, add an `Engine` to `ENGINES`, or to a table that `holdfast.benches.runs.by_name` merges. It runs in a
+fresh process with private directories on disk and in RAM, which are removed afterwards.
 """
 
 from __future__ import annotations
@@ -39,12 +39,10 @@ _SETTLE_S = 1.0
 
 @dataclass(frozen=True)
 class StateFolders:
-    """Where a query's state is."""
-
     local: Callable[[], Iterable[Path]]  # the folders of the working state, which appear while the query runs
-    durable: Path  # the one from which it is restored
-    live_bytes: Callable[[], int] | None = None  # the Arrow size of the live state, after the last micro-batch
-    storage: Callable[[], dict[str, float]] = dict  # what was asked of the storage so far, by kind, if counted
+    durable: Path  # where restarts find the state
+    live_bytes: Callable[[], int] | None = None  # the Arrow size of the live state after the last micro-batch
+    storage: Callable[[], dict[str, float]] = dict  # requests to the storage so far by kind, if counted
 
 
 def run_query(
@@ -55,7 +53,7 @@ def run_query(
     folders: StateFolders,
     output_mode: str,
 ) -> Measured:
-    """Run a query, which writes to the noop sink, until its last micro-batch is done."""
+    """Run a query into the noop sink until its last micro-batch is done."""
     spark = session(settings)
     writer = query(spark).writeStream.format("noop").outputMode(output_mode)
     started = writer.option("checkpointLocation", str(places.checkpoint)).start()
@@ -65,7 +63,7 @@ def run_query(
         progress = [p for p in started.recentProgress if p["batchId"] < job.all_batches]
     finally:
         started.stop()
-    time.sleep(_SETTLE_S)  # let the state server finish what the last commit announced
+    time.sleep(_SETTLE_S)  # the state server still works on the last commit
     live = folders.live_bytes() if folders.live_bytes is not None else None
     watch.look_at_folders()
     spark.stop()
@@ -82,18 +80,18 @@ def run_query(
 
 
 class _Watch:
-    """Looks at a running query many times a second: its progress, its processes, its files."""
+    """Polls the progress, processes and files of a running query."""
 
     def __init__(self, job: StreamingJob, folders: StateFolders) -> None:
         self._job, self._folders = job, folders
         self.processes = Processes(spark_kind)
         self.local: list[int] = []
         self.after_batch: list[int] = []
-        #: Over the counted micro-batches: seconds, bytes written, and what was asked of the storage.
+        #: Over the counted micro-batches: seconds, bytes written, requests to the storage.
         self.used: list[dict[str, float]] = []
 
     def until_done(self, query: StreamingQuery) -> None:
-        """Return when the last micro-batch is done; raise what stopped the query."""
+        """Wait for the last micro-batch; raise the error that stopped the query."""
         done, before, looked_s = -1, self._so_far(), 0.0
         while done < self._job.all_batches - 1:
             time.sleep(_LOOK_EVERY_S)
@@ -118,12 +116,11 @@ class _Watch:
         return self.processes.seconds(), written, self._folders.storage()
 
     def look_at_folders(self) -> None:
-        """Note the size of the working state."""
         self.local.append(sum(map(folder_bytes, self._folders.local())))
 
 
 def folder_bytes(folder: Path, *, hidden: bool = True) -> int:
-    """Return the bytes of the files below a folder; a file with several links counts once."""
+    """Return the size of all files below a folder; hard links count once."""
     sizes: dict[int, int] = {}
     for parent, _, names in os.walk(folder):
         for name in names if hidden else [name for name in names if not name.startswith(".")]:
@@ -135,47 +132,41 @@ def folder_bytes(folder: Path, *, hidden: bool = True) -> int:
     return sum(sizes.values())
 
 
-#: The name of the operator in every query of holdfast.
+#: The operator's name in holdfast's queries.
 OPERATOR = "bench"
 
 
 def with_state(frame: DataFrame, job: SparkJob) -> DataFrame:
-    """Return the job on holdfast."""
     grouped = holdfast.stream(frame).groupBy("key")
     return grouped.applyInArrowWithState(job.stateful, job.output, job.state, "update", name=OPERATOR)
 
 
 def without_state(frame: DataFrame, job: SparkJob) -> DataFrame:
-    """Return holdfast's pipeline around a function that keeps no state."""
+    """Run holdfast's pipeline around a function without state."""
     grouped = holdfast.stream(frame).groupBy("key")
     return grouped.applyInArrowWithState(job.stateless, job.output, job.state, "update", name=OPERATOR)
 
 
 def spark_aggregation(frame: DataFrame, job: SparkJob) -> DataFrame:
-    """Return the job as Spark's own aggregation."""
     return frame.groupBy("key").agg(*job.aggregates())
 
 
 def by_key(frame: DataFrame, job: DropIn) -> DataFrame:
-    """Return a job by key on holdfast."""
     grouped = holdfast.stream(frame).groupBy("key")
     return grouped.applyInPandasWithState(one_key, job.output, job.state, "update", "NoTimeout", name=OPERATOR)
 
 
 def spark_by_key(frame: DataFrame, job: DropIn) -> DataFrame:
-    """Return a job by key as Spark's own ``applyInPandasWithState``."""
     return frame.groupBy("key").applyInPandasWithState(one_key, job.output, job.state, "update", "NoTimeout")
 
 
 def by_processor(frame: DataFrame, job: ByProcessor, *, in_pandas: bool) -> DataFrame:
-    """Return a job by processor on holdfast."""
     grouped, processor = holdfast.stream(frame).groupBy("key"), job.processor(in_pandas=in_pandas)
     method = grouped.transformWithStateInPandas if in_pandas else grouped.transformWithState
     return method(processor, job.output, "update", job.time_mode, name=OPERATOR)
 
 
 def spark_by_processor(frame: DataFrame, job: ByProcessor, *, in_pandas: bool) -> DataFrame:
-    """Return a job by processor as Spark's own ``transformWithState``."""
     grouped, processor = frame.groupBy("key"), job.processor(in_pandas=in_pandas)
     method = grouped.transformWithStateInPandas if in_pandas else grouped.transformWithState
     return method(processor, job.output, "update", job.time_mode)
@@ -189,14 +180,14 @@ def _count(_key: tuple[object, ...], chunks: Iterable[pd.DataFrame], state: Grou
 
 
 def spark_counting(frame: DataFrame, job: SparkJob) -> DataFrame:
-    """Return Spark's ``applyInPandasWithState`` doing next to nothing: as many keys as partitions, counted."""
+    """Count the rows of one key per partition by Spark's ``applyInPandasWithState``, to show its fixed cost."""
     route = F.pmod(F.xxhash64("key"), F.lit(job.partitions)).cast("int")
     few = frame.select(route.alias("route"), *[name for name in frame.columns if name != "key"])
     return few.groupBy("route").applyInPandasWithState(_count, "n long", "n long", "update", "NoTimeout")
 
 
 def live_bytes(local_dir: Path, backend_name: str, job: SparkJob) -> int:
-    """Return the Arrow size of all live rows in the newest version of all shards of `with_state`."""
+    """Return the Arrow size of the live rows in the newest version of all shards of `with_state`."""
     from pyspark.sql.types import StructType
 
     from holdfast import clock
@@ -227,32 +218,31 @@ _SPARK_IN_HEAP = {
 
 
 class Engine(ABC):
-    """One way to run jobs of the kind `runs`."""
+    """A way to run jobs of the class `runs`."""
 
     name: str
     runs: type[Job]
 
     @abstractmethod
     def run(self, job: Any, places: Places) -> Measured:
-        """Run a job of this kind in this process, which runs nothing else."""
+        """Run a job in this process, which runs nothing else."""
 
 
 @dataclass(frozen=True)
 class SparkEngine(Engine):
-    """A query in Spark, whose state holdfast keeps, or Spark."""
+    """A Spark query whose state either holdfast or Spark keeps."""
 
     name: str
     query: Callable[[DataFrame, Any], DataFrame]  # takes the source and the job
     runs: type[Job]
-    backend: str = ""  # holdfast's; empty where Spark keeps the state
-    #: Settings of Spark's state store: under a processor of holdfast it has the pointers.
+    backend: str = ""  # holdfast's; empty if Spark keeps the state
+    #: Settings of Spark's state store, which keeps holdfast's pointers if the query is a processor.
     state_store: Mapping[str, str] = field(default_factory=dict)
-    table: str = ""  # where running counts and sums are kept, so that a job can verify them
-    on_s3: bool = False  # commits are durable on S3, where requests are delayed and counted
+    table: str = ""  # the state table of counts and sums that a job can verify
+    on_s3: bool = False  # whether commits go to S3, through a proxy that delays and counts requests
     output_mode: Callable[[Any], str] = lambda _: "update"
 
     def settings(self, job: StreamingJob, places: Places) -> dict[str, str]:
-        """Return every Spark setting of a run."""
         settings = job.settings() | {"spark.local.dir": str(places.disk / "spark")} | dict(self.state_store)
         if self.backend:
             settings |= {
@@ -280,13 +270,14 @@ class SparkEngine(Engine):
             spark = places.disk / "spark"
             return StateFolders(lambda: spark.glob("spark-*/StateStoreId*"), places.checkpoint / "state")
         local, live = self._local(places), None
-        # One that has an owner cannot be opened beside it.
+        # RocksDB's files cannot be opened while their owner has them open.
         if isinstance(job, SparkJob) and self.query is with_state and self.backend != "rocksdb":
             live = partial(live_bytes, local, self.backend, job)
         return StateFolders(lambda: [local], places.disk / "holdfast", live, storage)
 
     def run(self, job: StreamingJob, places: Places) -> Measured:
-        settings, storage = self.settings(job, places), _nothing
+        settings = self.settings(job, places)
+        storage: Callable[[], dict[str, float]] = dict
         with ExitStack() as stack:
             if job.executors:
                 settings |= {
@@ -311,25 +302,21 @@ class SparkEngine(Engine):
         return replace(measured, equality=job.verify(settings, places, self.table, ours=bool(self.backend)))
 
 
-def _nothing() -> dict[str, float]:
-    return {}
-
-
 def _delete_all(state_dir: str) -> None:
     with open_storage(state_dir) as storage:
         storage.delete([found.key for found in storage.list("")])
 
 
 def files_of_spark(checkpoint: Path) -> dict[str, float]:
-    """Return how many files Spark has put into a checkpoint location, and their bytes: requests on an object store."""
-    # Checksums are of the local file system alone.
+    """Return the number and size of the files in a checkpoint location, each a request on an object store."""
+    # Hidden files are checksums, which only the local file system has.
     names = [name for _, _, of in os.walk(checkpoint) for name in of if not name.startswith(".")]
     return {"Spark: files": len(names), "Spark: bytes": folder_bytes(checkpoint, hidden=False)}
 
 
 @dataclass(frozen=True)
 class StoreEngine(Engine):
-    """The store on one backend, without Spark."""
+    """holdfast's store on one backend, without Spark."""
 
     name: str
     backend: str

@@ -1,12 +1,12 @@
-"""A small run of engines whose rows are kept, so that engines which find different ones are not measured.
+"""A small run that compares the results of engines before they are measured.
 
-Operators in one line must show the same rows in each micro-batch. Queries of Nexmark must find what SQL finds over the
-same events as whole tables; in append mode a result may come once, in update mode the last one counts::
+Operators in one line must emit the same rows in each micro-batch. Nexmark queries must find what SQL finds over the
+same events as whole tables; in append mode each result must appear once, in update mode the last one counts::
 
-    micro-batch   0 … b-1            b                 b+1
-                  the events         a day later, 50   the same: what the watermark has passed is given out here
-                  └─ results at once ┘
-                  └─ results that wait for the watermark ─────┘
+    micro-batch   0 … b-1               b                        b+1
+                  the events            50 events a day later    50 more: emits what the watermark has passed
+                  └─ immediate results ─┘
+                  └─ results that wait for the watermark ────────────┘
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ Result = dict[tuple[Any, ...], tuple[Any, ...]]
 
 
 def small(job: Nexmark, rows: int = 10_000, batches: int = 4) -> Nexmark:
-    """Return a run in which a micro-batch has 20 s of event time: several windows, sessions and auctions end in it."""
+    """Return a run whose micro-batches span 20 s of event time: several windows, sessions and auctions end in each."""
     return replace(job, rows=rows, batches=batches, warmup=0, per_second=rows // 20)
 
 
 def checked(job: Operators | Nexmark, engines: Sequence[str]) -> dict[str, Any]:
-    """Compare engines on a small run of a job, in a process of its own.
+    """Compare engines on a small run of a job, in a fresh process.
 
-    Returns ``what`` was compared; ``rows`` of the result; whether all are ``equal``; where they are not,
-    ``differences`` by engine: how many there are, and one of them.
+    Returns ``what`` was compared, the number of result ``rows``, whether all are ``equal``, and if not, the
+    ``differences`` by engine: their number and the first one.
     """
     if isinstance(job, Nexmark):
         stored = small(job).stored()
     else:
         few = replace(job, rows=min(job.rows, 2_000), keys=min(job.keys, 1_000), batches=6, warmup=0)
-        if job.waiting:  # as many rows of a key
+        if job.waiting:  # keeps the number of rows per key
             few = replace(few, waiting=_WAITING, keys=job.keys * _WAITING // job.waiting)
         stored = few.stored()
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-", ignore_cleanup_errors=True) as folder:
@@ -73,7 +73,10 @@ def _compared(stored: Mapping[str, Any], engines: Sequence[str], folder: str) ->
     job, home = read_job(stored), Path(folder)
     assert isinstance(job, Operators | Nexmark)
     spark = session(_engine(engines[0]).settings(job, Places(home, home)))
-    found = compare(spark, job, engines, home) if isinstance(job, Nexmark) else _compare(spark, job, engines, home)
+    if isinstance(job, Nexmark):
+        found = compare(spark, job, engines, home)
+    else:
+        found = _compare_operators(spark, job, engines, home)
     spark.stop()
     return found
 
@@ -84,28 +87,23 @@ def _engine(name: str) -> SparkEngine:
     return found
 
 
-def _compare(spark: SparkSession, job: Operators, engines: Sequence[str], folder: Path) -> dict[str, Any]:
-    """Compare what engines show in each micro-batch with what the first one shows."""
-    found = {
-        name: shown(spark, _engine(name), job.source(spark), job, folder / name, job.batches, {}) for name in engines
-    }
+def _compare_operators(spark: SparkSession, job: Operators, engines: Sequence[str], folder: Path) -> dict[str, Any]:
+    """Compare each engine's rows, by micro-batch, with those of the first engine."""
+    found = {}
+    for name in engines:
+        batches = shown(spark, _engine(name), job.source(spark), job, folder / name, job.batches, {})
+        found[name] = rows_by_batch(batches, job.compared)
     what = f"{job.operator} in {job.batches} micro-batches of {job.rows} rows: {', '.join(engines)}"
-    of_rows = {name: [_counted(rows, job.compared) for rows in batches] for name, batches in found.items()}
-    return {"what": what} | verdict_of_batches(of_rows)
+    return {"what": what} | verdict(found[engines[0]], found)
 
 
 def compare(
-    spark: SparkSession,
-    job: Nexmark,
-    engines: Sequence[str],
-    folder: Path,
-    settings: Mapping[str, str] | None = None,
+    spark: SparkSession, job: Nexmark, engines: Sequence[str], folder: Path, settings: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Compare engines with SQL over whole tables, in a running session; returns what `checked` does."""
     found = {name: computed(spark, job, name, folder / name, settings or {}) for name in engines}
-    equality = verdict(expected(spark, job), found)
-    of = f"query {job.query} over {job.rows * job.batches} events"
-    return {"what": f"{of}: {', '.join(engines)}, and SQL over whole tables"} | equality
+    what = f"query {job.query} over {job.rows * job.batches} events: {', '.join(engines)}, and SQL over whole tables"
+    return {"what": what} | verdict(expected(spark, job), found)
 
 
 def shown(
@@ -117,7 +115,7 @@ def shown(
     batches: int,
     settings: Mapping[str, str],
 ) -> list[list[dict[str, Any]]]:
-    """Return what an engine shows in its first micro-batches, in a running session."""
+    """Return the rows that an engine emits in its first micro-batches, in a running session."""
     places = Places(folder / "disk", folder / "memory")
     for place in (places.disk, places.memory):
         place.mkdir(parents=True)
@@ -128,7 +126,7 @@ def shown(
         started = writer.outputMode(mode).option("checkpointLocation", str(places.checkpoint)).start()
         try:
             while len(found) < batches:
-                # Asked before the stop only: that can fail the micro-batch after the last one wanted.
+                # Not checked after the stop, which can fail a later micro-batch.
                 if (failure := started.exception()) is not None:
                     raise failure
                 time.sleep(_LOOK_EVERY_S)
@@ -138,14 +136,13 @@ def shown(
 
 
 def rows_of(frame: DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a frame."""
     found: list[dict[str, Any]] = frame.toArrow().to_pylist()
     return found
 
 
 @contextmanager
 def _configured(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Give a session what can be set while it runs, and take it back."""
+    """Set what a running session lets us set, and restore it afterwards."""
     before = {name: spark.conf.get(name, None) for name in settings if spark.conf.isModifiable(name)}
     before |= {name: None for name in settings if name.startswith("spark.holdfast.")}
     for name in before:
@@ -157,42 +154,28 @@ def _configured(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[No
             spark.conf.unset(name) if value is None else spark.conf.set(name, value)
 
 
-def _counted(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Counter[str]:
-    return Counter(repr({name: row[name] for name in columns or row}) for row in rows)
-
-
-def verdict_of_batches(found: Mapping[str, Sequence[Counter[str]]]) -> dict[str, Any]:
-    """Return what `checked` does of each engine's rows by micro-batch, but for ``what``; no row is no equality."""
-    right, *others = found
-    differences = {}
-    for name in others:
-        for batch, (one, other) in enumerate(zip(found[right], found[name], strict=True)):
-            if one != other:
-                differs = sorted(((one - other) + (other - one)).elements())
-                differences[name] = {"batch": batch, "rows": len(differs), "first": differs[0]}
-                break
-    rows = sum(batch.total() for batch in found[right])
-    return {"rows": rows, "equal": rows > 0 and not differences} | ({"differences": differences} if differences else {})
+def rows_by_batch(batches: Sequence[Sequence[Mapping[str, Any]]], columns: Sequence[str] = ()) -> Result:
+    """Return how often each row occurs in each micro-batch, by these columns or all."""
+    rows = (
+        (batch, repr({name: row[name] for name in columns or row})) for batch, of in enumerate(batches) for row in of
+    )
+    return {row: (n,) for row, n in Counter(rows).items()}
 
 
 def verdict(right: Result, found: Mapping[str, Result]) -> dict[str, Any]:
-    """Return what `checked` does, but for ``what``; no result at all is no equality."""
+    """Return what `checked` does, without ``what``; results are not equal if there are none."""
     differences = {}
     for name, result in found.items():
         differs = sorted(key for key in {*right, *result} if right.get(key) != result.get(key))
         if differs:
-            key = differs[0]
-            differences[name] = {
-                "results": len(differs),
-                "first": repr({key: result.get(key)}),
-                "right": repr(right.get(key)),
-            }
+            first = repr({differs[0]: result.get(differs[0])})
+            differences[name] = {"results": len(differs), "first": first, "right": repr(right.get(differs[0]))}
     equality = {"rows": len(right), "equal": bool(right) and not differences}
     return equality | ({"differences": differences} if differences else {})
 
 
 def expected(spark: SparkSession, job: Nexmark) -> Result:
-    """Return what the query finds by SQL over whole tables."""
+    """Return the query's results by SQL over whole tables."""
     numbers = spark.range(job.rows * job.batches).withColumnRenamed("id", "number")
     tables = events(numbers, job.mix).cache()
     try:
@@ -206,7 +189,6 @@ def expected(spark: SparkSession, job: Nexmark) -> Result:
 
 
 def computed(spark: SparkSession, job: Nexmark, engine: str, folder: Path, settings: Mapping[str, str]) -> Result:
-    """Return what an engine finds in a stream."""
     chosen = _engine(engine)
     batches = job.batches if job.asked.at_once else job.batches + 2
     found = shown(spark, chosen, events(_with_an_end(job, spark), job.mix), job, folder, batches, settings)
@@ -214,7 +196,7 @@ def computed(spark: SparkSession, job: Nexmark, engine: str, folder: Path, setti
 
 
 def _with_an_end(job: Nexmark, spark: SparkSession) -> DataFrame:
-    """Let the time jump after the last micro-batch that counts, so that the watermark passes all that was before."""
+    """Let event time jump after the last micro-batch that counts, so that the watermark passes all earlier events."""
     end, cycle = job.rows * job.batches, CYCLE * job.mix.group
     later = _LATER_S * job.per_second // cycle * cycle
     number = F.col("value")
@@ -223,12 +205,11 @@ def _with_an_end(job: Nexmark, spark: SparkSession) -> DataFrame:
 
 
 def results(query: Query, batches: Sequence[Sequence[Mapping[str, Any]]], *, once: bool = True) -> Result:
-    """Return results by what they are of: each shown `once`, or else the last one counts."""
+    """Return results by key: each must appear `once`, or else the last one counts."""
     found: Result = {}
     for rows in batches:
         for row in rows:
             key = tuple(row[name] for name in query.result_of)
             value = tuple(row[name] for name in sorted(row))
-            # What comes twice and should not is no result of anything.
             found[key] = ("twice", found[key], value) if once and key in found else value
     return found

@@ -1,8 +1,8 @@
-"""Paired runs: engines take turns on one machine, so that what disturbs the machine disturbs all of them.
+"""Paired runs: engines take turns on one machine, so that a disturbance affects all of them.
 
 ::
 
-    turn 1:  B  C  A      each a fresh process, in an order drawn anew
+    turn 1:  B  C  A      each run is a fresh process; the order is redrawn for each turn
     turn 2:  A  B  C      ratio of A to B: the median of the ratios within each turn
 """
 
@@ -27,7 +27,7 @@ Run = dict[str, Any]
 
 @dataclass(frozen=True)
 class Entry:
-    """One of the things compared: an engine and the job it runs."""
+    """One side of a comparison: an engine and the job it runs."""
 
     engine: str
     job: Job
@@ -54,7 +54,7 @@ def run_engine(entry: Entry, *, disk: str | None = None, limit_s: float | None =
 
 
 def summarize(batch_ms: Sequence[float], job: Job) -> dict[str, float]:
-    """Return rows a second over the counted micro-batches, and their median time."""
+    """Return throughput and median time of the counted micro-batches."""
     counted = [batch_ms[batch] for batch in job.counted]
     return {
         "rows_per_second": round(job.rows * len(counted) / sum(counted) * 1000, 1),
@@ -63,7 +63,7 @@ def summarize(batch_ms: Sequence[float], job: Job) -> dict[str, float]:
 
 
 def ratios(runs: Mapping[str, list[Run]]) -> dict[str, dict[str, Any]]:
-    """Return each entry's throughput by that of each later one, keyed ``first/second``: the median, and each pair's."""
+    """Return the throughput ratios of all pairs of entries, keyed ``first/second``: the median and every turn's."""
     by_pair = {
         f"{first}/{second}": [
             round(a["rows_per_second"] / b["rows_per_second"], 3)

@@ -1,1 +1,1 @@
-"""What ``holdfast bench run`` measures: suites of questions, each answered by paired runs."""
+"""The suites of ``holdfast bench run``: questions, each answered by paired runs."""

@@ -1,4 +1,4 @@
-"""A question that somebody asks who must choose, and the paired runs that answer it.
+"""A question, and the paired runs that answer it.
 
 ::
 
@@ -18,7 +18,7 @@ from holdfast.benches.runs.paired import Entry
 
 @dataclass(frozen=True)
 class Shape:
-    """The user's own load, which a quick run measures in place of the suites' sizes."""
+    """The user's own load, which a quick run measures."""
 
     keys: int = 1_000_000
     rows: int = 100_000
@@ -29,7 +29,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Profile:
-    """How much of a suite to run: a quick run ends within ten minutes on two cores, on the user's own `shape`."""
+    """How much of a suite to run: a quick run measures the user's own `shape` within ten minutes on two cores."""
 
     quick: bool = False
     shape: Shape = Shape()
@@ -37,21 +37,19 @@ class Profile:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One question."""
-
-    suite: str  # its results are stored as <suite>/<name>.json
+    suite: str  # results are stored as <suite>/<name>.json
     name: str
-    question: str  # as the report asks it
-    entries: Mapping[str, Entry]  # what is compared, by label
-    minutes: float  # of all turns, on two idle cores: for the time left
+    question: str  # as the report prints it
+    entries: Mapping[str, Entry]  # by label
+    minutes: float  # all turns on two idle cores, to estimate the time left
     repeats: int = 1
-    baseline: str = ""  # the label that the others are read against, if any
-    along: str = ""  # the field of the jobs that differs between entries of one engine: what the report shows along
+    baseline: str = ""  # the label that others are compared with, if any
+    along: str = ""  # the job's field that differs between entries of one engine, the report's x axis
     targets: tuple[Target, ...] = ()
-    #: Compares what the entries compute, in processes of its own. Returns ``what`` was compared, the ``rows`` of the
-    #: result, and whether all are ``equal``; where they are not, no time counts.
+    #: Compares the entries' results in fresh processes. Returns ``what`` was compared, the number of result ``rows``,
+    #: and whether all are ``equal``; if they are not, nothing is measured.
     check: Callable[[], dict[str, Any]] | None = None
-    micro: str = ""  # the module of benches/micro that pytest-benchmark runs in place of entries
-    note: str = ""  # what a reader must know of the sizes
-    memory_gb: float = 6.0  # what the largest run needs: a machine that has less leaves the measurement out
+    micro: str = ""  # the module of benches/micro that pytest-benchmark runs instead of entries
+    note: str = ""  # remarks on the sizes
+    memory_gb: float = 6.0  # needs of the largest run; a machine with less leaves the measurement out
     disk_gb: float = 4.0

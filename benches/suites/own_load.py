@@ -1,13 +1,13 @@
-"""The user's own load on each backend and on Spark's, in as many micro-batches as ten minutes have room for.
+"""The user's own load on each backend and on Spark, in as many micro-batches as fit into ten minutes.
 
 ::
 
     one run:   start of Spark │ filling the state │ warm-up │ counted micro-batches
                      18 s         keys * fill_us      8 s         as many as fit
 
-What a run costs is a guess from measured runs on two cores (benches/RESULTS.md, job B): fixed costs of a micro-batch
-and of each of its tasks, and costs by key and by row that grow with the width of the state. Where the guess is too low,
-the later turns are left out; so it decides how much is measured, never what.
+The time of a run is estimated from runs on two cores (benches/RESULTS.md, job B): fixed costs per micro-batch and
+task, and costs per key and row that grow with the width of the state. If the estimate is too low, later turns are left
+out: it decides only how much is measured.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ SUITE, BASELINE = "own-load", "spark-agg-rocksdb"
 _WITHIN_S = 500.0
 _START_S, _WARM_UP_S, _BATCH_S = 18.0, 8.0, 0.25
 _SLOTS = 2
-# Requests that a commit waits for, one after another.
+# Sequential requests of a commit.
 _REQUESTS = 3
-# The width at which costs were measured: 92 bytes of values and 16 of key. Half of a cost does not depend on it.
+# Costs were measured with 92 bytes of values and 16 of key. Half of a cost does not depend on that width.
 _WIDTH = 108
 _FILL_ROWS, _FILL_BYTES = 1_000_000, 160 << 20
 _BATCH_BYTES_MAX = 512 << 20
-# Turns, and the counted micro-batches that each must have to be worth its start; a few do where they are long.
+# Turns, and the least counted micro-batches of each; fewer are enough if they are long.
 _TURNS = ((3, 12), (2, 8), (1, 4))
 _LONG_S, _COUNTED_LONG = 10.0, 2
 _COUNTED_MAX = 40
-# Versions beside one another and the overhead of keys; twice on disk, where Spark's checkpoint is too.
+# For several versions and the overhead of keys; doubled on disk, which also has Spark's checkpoint.
 _STATE_FACTOR, _KEY_BYTES = 3.0, 40
 _KEYS_MIN = 100_000
 
-# What an engine takes, at a guess: µs for a new key, µs for a row of a counted micro-batch, s for a task without work.
+# Estimated costs of an engine: µs per new key, µs per row of a counted micro-batch, s per empty task.
 _COSTS = {
     "holdfast-memory": (5, 10, 0.25),
     "holdfast-filesystem": (6, 11, 0.25),
@@ -49,29 +49,27 @@ _COSTS = {
 
 @dataclass(frozen=True)
 class _Plan:
-    """A load, and how often it is measured."""
+    """A load, and the turns that measure it."""
 
     shape: Shape
     turns: int
 
     @property
     def batch_s(self) -> float:
-        """What a micro-batch takes, on all engines together."""
+        """The time of a micro-batch, summed over all engines."""
         return sum(self.parts_s(engine)[1] for engine in _COSTS)
 
     @property
     def warmup(self) -> int:
-        """Micro-batches, as many on each engine."""
         return min(20, max(1, round(_WARM_UP_S * len(_COSTS) / self.batch_s)))
 
     @property
     def counted(self) -> int:
-        """Micro-batches that a run has time for."""
         left_s = _WITHIN_S / self.turns - sum(self.run_s(engine, self.warmup) for engine in _COSTS)
         return min(_COUNTED_MAX, int(left_s / self.batch_s))
 
     def parts_s(self, engine: str) -> tuple[float, float]:
-        """Return what filling the state takes, and a micro-batch."""
+        """Return the time to fill the state, and the time of a micro-batch."""
         (fill_us, row_us, task_s), shape = _COSTS[engine], self.shape
         wide = 0.5 + 0.5 * (shape.value_bytes + 16) / _WIDTH
         waits_s = 0.0 if engine == BASELINE else _REQUESTS * shape.store_latency_ms / 1000
@@ -80,13 +78,12 @@ class _Plan:
         return fill_s, fixed_s + shape.rows * row_us * wide / 1e6
 
     def run_s(self, engine: str, batches: int) -> float:
-        """Return what a run of so many micro-batches takes, besides those that fill the state."""
         fill_s, batch_s = self.parts_s(engine)
         return _START_S + fill_s + batches * batch_s
 
 
 def measurements(profile: Profile) -> list[Measurement]:
-    """Return the one question of this suite, in a quick run; a load that ten minutes have no room for is refused."""
+    """Return the suite's only measurement in a quick run; refuse a load that does not fit into ten minutes."""
     return [_measurement(profile.shape)] if profile.quick else []
 
 
@@ -123,7 +120,7 @@ def _require_possible(shape: Shape) -> None:
     width = shape.rows * (shape.value_bytes + _KEY_BYTES)
     if width > _BATCH_BYTES_MAX:
         raise InvalidArgumentError(
-            "a micro-batch of this load is larger than a quick run measures; give fewer rows or fewer bytes of values",
+            "a micro-batch of this load is larger than a quick run measures; reduce --rows-per-batch or --value-bytes",
             rows_per_batch=shape.rows,
             value_bytes=shape.value_bytes,
             batch_mib=width >> 20,
@@ -132,7 +129,7 @@ def _require_possible(shape: Shape) -> None:
 
 
 def _fitting(shape: Shape) -> _Plan:
-    """Return a plan with the most turns that leave enough micro-batches, or with fewer keys if one turn does not."""
+    """Return the plan with the most turns that have enough micro-batches; if even one turn has not, with fewer keys."""
     for turns, least in _TURNS:
         if _Plan(shape, turns).counted >= least:
             return _Plan(shape, turns)
@@ -145,8 +142,8 @@ def _fitting(shape: Shape) -> _Plan:
         low = high
     elif _Plan(replace(shape, keys=low), turns).counted < least:
         raise InvalidArgumentError(
-            "ten minutes have no room for this load: its micro-batches alone take too long; give fewer shards or rows, "
-            "or measure it by `holdfast bench job-b`",
+            "this load does not fit into ten minutes: its micro-batches alone take too long; give fewer shards or "
+            "rows, or measure it with `holdfast bench job-b`",
             shards=shape.shards,
             rows_per_batch=shape.rows,
             batch_s=round(max(plan.parts_s(engine)[1] for engine in _COSTS)),
@@ -163,7 +160,7 @@ def _fill_rows(shape: Shape) -> int:
 
 
 def _engine(engine: str, shape: Shape) -> str:
-    """Return the engine itself, or the one whose commits go to the delayed storage; Spark's stay on local disk."""
+    """Return the engine, or its variant that commits to the delayed storage; Spark commits to local disk."""
     delayed = f"{engine}-s3"
     return delayed if shape.store_latency_ms and delayed in ENGINES else engine
 
@@ -173,19 +170,19 @@ def _notes(asked: Shape, plan: _Plan) -> list[str]:
     lines = []
     if shape.keys < asked.keys:
         lines.append(
-            f"Measured with {shape.keys:,} keys, not {asked.keys:,}: filling the state with all of them takes longer "
-            "than ten minutes leave. Whether they fit in memory, this run does not say; the suite growth does."
+            f"Measured with {shape.keys:,} keys, not {asked.keys:,}: ten minutes are too short to fill the state with "
+            "all of them. This run does not show whether they fit into memory; the suite growth does."
         )
     if shape.store_latency_ms:
         lines.append(
-            f"Commits of holdfast go to an S3 server that answers {shape.store_latency_ms:g} ms late; Spark's "
-            "checkpoint stays on local disk."
+            f"holdfast commits to an S3 server that answers {shape.store_latency_ms:g} ms late; Spark's checkpoint is "
+            "on local disk."
         )
     runs = [
         f"{engine} {plan.run_s(engine, warmup + counted):.0f} (fill {plan.parts_s(engine)[0]:.0f})" for engine in _COSTS
     ]
     lines.append(
-        f"Micro-batches to warm up: {warmup}, counted: {counted}, turns: {plan.turns}. Seconds of a run, at a guess: "
-        f"{'; '.join(runs)}; {_START_S:.0f} of them start Spark."
+        f"Warm-up micro-batches: {warmup}, counted: {counted}, turns: {plan.turns}. Estimated seconds per run: "
+        f"{'; '.join(runs)}, of which {_START_S:.0f} start Spark."
     )
     return lines

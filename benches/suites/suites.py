@@ -1,8 +1,8 @@
-"""All suites: what a full run asks, and the part of it that is quick. A new one is a function and a line in `SUITES`.
+"""All suites, full and quick. To add one, write a function and list it in `SUITES`.
 
-Sizes are chosen so that a JVM is warm after its warm-up, and a suite ends in some 20 minutes on two idle cores,
-`nexmark` in 30, `operators` in 40, `jobs` in 50. ``benches/PEERS.md`` says which peers are measured, which are not, and
-what a licence or an API rules out.
+Sizes are chosen so that the JVM is warm after the warm-up, and a suite takes about 20 minutes on two idle cores,
+`nexmark` 30, `operators` 40, `jobs` 50. ``benches/PEERS.md`` lists the peers that are measured, and those that a
+licence or an API rules out.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _PEER_QUERIES = (
 _PEER_FUNCTIONS = tuple(
     f"{peer}{kind}" for kind in ("", "-volatile") for peer in ("flink-process-rocksdb", "bytewax", "quixstreams")
 )
-# Of a quick run's shards: more take longer than the minute.
+# More shards take longer than the minute of a quick run.
 _QUICK_SHARDS_MAX = 16
 
 
@@ -56,7 +56,7 @@ def _same(job: Job, *engines: str) -> dict[str, Entry]:
 
 
 def jobs(profile: Profile) -> list[Measurement]:
-    """Jobs A and B on every backend, against Spark's aggregation and its Python state APIs; none is quick."""
+    """Jobs A and B on every backend, against Spark's aggregation and its Python state APIs."""
     return [] if profile.quick else [*_totals(), *_by_key(), *_small_batches()]
 
 
@@ -110,28 +110,25 @@ def _small_batches() -> Iterable[Measurement]:
         yield Measurement("jobs", name, f"What {what}?", entries, minutes, turns, _SPARK_IN_PYTHON, targets=targets)
 
 
-# Module, what it answers, minutes.
-_MICRO = (
-    ("store", "What does an operation of the store cost, by size, width, hit rate and batch size?", 3.0),
-    ("steps", "What do the steps of a vectorised shard call cost?", 0.5),
-)
-
-
 def micro(profile: Profile) -> list[Measurement]:
-    """Single operations of a backend, and single steps of a shard call, by pytest-benchmark; none is quick."""
-    found = [
-        Measurement("micro", name, question, {}, minutes, micro=name, memory_gb=2) for name, question, minutes in _MICRO
+    """Single operations of a backend, and single steps of a shard call, by pytest-benchmark."""
+    if profile.quick:
+        return []
+    store = "What does an operation of the store cost, by size, width, hit rate and batch size?"
+    steps = "What do the steps of a vectorised shard call cost?"
+    return [
+        Measurement("micro", "store", store, {}, 3.0, micro="store", memory_gb=2),
+        Measurement("micro", "steps", steps, {}, 0.5, micro="steps", memory_gb=2),
     ]
-    return [] if profile.quick else found
 
 
 def durability(profile: Profile) -> list[Measurement]:
-    """What durable state costs; quick is the wait for the user's own distant store."""
+    """The cost of durable state; a quick run measures only the wait for the user's own distant store."""
     shape = profile.shape
     if profile.quick:
         own = JobA(rows=shape.rows, keys=shape.keys, partitions=shape.shards, batches=4, warmup=2)
         fits = shape.store_latency_ms and shape.shards <= _QUICK_SHARDS_MAX
-        question = "What does it cost that each commit waits until your store has it?"
+        question = "What does it cost to wait for your store at each commit?"
         return [_waiting("waiting", question, own, [shape.store_latency_ms], 1, along="")] if fits else []
     return [
         _uploads("a", JobA(batches=24, warmup=9, snapshot_commits=5), 2),
@@ -145,11 +142,11 @@ def durability(profile: Profile) -> list[Measurement]:
     ]
 
 
-_WAIT = "What does it cost job {} that commits wait for a store that is so far away?"
+_WAIT = "What does it cost job {} to wait for a distant store at each commit?"
 
 
 def _uploads(letter: str, job: JobA | JobB, minutes: float) -> Measurement:
-    question = f"How much slower is job {letter.upper()} while snapshots are uploaded beside it?"
+    question = f"How much slower is job {letter.upper()} while snapshots are uploaded?"
     jobs = {"with snapshots": job, "without": job.without_snapshots()}
     entries = {label: Entry("holdfast-rocksdb", of) for label, of in jobs.items()}
     targets = (Target("with snapshots/without", at_least=0.95), Target("longest with snapshots", at_most=2.0))
@@ -158,9 +155,9 @@ def _uploads(letter: str, job: JobA | JobB, minutes: float) -> Measurement:
 
 
 def _snapshots() -> Measurement:
-    question = "How many bytes does a snapshot send when 0.1, 1 or 10 % of a million keys have changed?"
+    question = "How many bytes does a snapshot upload after 0.1, 1 or 10 % of a million keys have changed?"
     entries = {
-        # With so little memory, rocksdb moves rows into databases.
+        # So little memory makes the rocksdb backend move rows into databases.
         f"store-{on}, {rows:,} keys": Entry(f"store-{on}", Snapshots(rows, 1_000_000, 24, 8, memory_mb=64))
         for on in ("memory", "rocksdb")
         for rows in (1_000, 10_000, 100_000)
@@ -169,14 +166,14 @@ def _snapshots() -> Measurement:
 
 
 def _restores() -> Measurement:
-    question = "How long does it take to restore 1 GB from S3, by a plain download of the same objects?"
+    question = "How long does a restore of 1 GB from S3 take, relative to a plain download of the same objects?"
     entries = _same(Restore(batches=3, state_dir=f"s3://{BUCKET}/bench", serves=True), *_STORES)
     targets = tuple(Target(f"restore {name}", at_most=1.5) for name in _STORES)
     return Measurement("durability", "restore", question, entries, 3.5, targets=targets, memory_gb=7, disk_gb=6)
 
 
 def _requests() -> Measurement:
-    # So that each shard stores a commit every fourth micro-batch, however many shards there are.
+    # With 350 rows, each shard stores a commit every fourth micro-batch, however many shards there are.
     question = "How many requests does a micro-batch make with 8, 64 and 200 shards, 350 rows each?"
     sizes = {8: JobA(batches=18, warmup=2), 64: JobA(batches=14, warmup=2), 200: JobA(batches=10, warmup=2)}
     entries = {
@@ -208,7 +205,7 @@ def _more_slots() -> Measurement:
 
 
 def growth(profile: Profile) -> list[Measurement]:
-    """What becomes of throughput, memory, bytes and restores as state, micro-batches and shards grow; none is quick."""
+    """Throughput, memory, bytes and restores as state, micro-batches and shards grow."""
     return [] if profile.quick else [*_more_keys(), *_more_of_job_a()]
 
 
@@ -223,9 +220,9 @@ def _more_keys() -> Iterable[Measurement]:
         for on, least in zip(_VECTORISED, (2.1, 2.2, 1.5), strict=True)
     )
     yield Measurement("growth", "keys", question, entries, 8.5, along="keys", targets=targets, memory_gb=14, disk_gb=12)
-    # Not on memory: two versions of 6.6 GB, and what merges need, leave 24 GB of RAM too little for everything else.
+    # Not on memory: two versions of 6.6 GB and their merges leave too little of 24 GB of RAM for everything else.
     largest = [(name, 50_000_000) for name in _STORES if name != "store-memory"]
-    question = "What do micro-batches, memory, snapshots and restores of one shard take, up to 50 million keys?"
+    question = "What do micro-batches, snapshots and restores of one shard cost, up to 50 million keys?"
     asked = [*((name, keys) for name in _STORES for keys in sizes), *largest]
     entries = {f"{name}, {keys:,} keys": Entry(name, Size(keys=keys)) for name, keys in asked}
     yield Measurement("growth", "keys-store", question, entries, 6, along="keys", memory_gb=12, disk_gb=24)
@@ -254,7 +251,7 @@ def _more_of_job_a() -> Iterable[Measurement]:
 
 
 def nexmark(profile: Profile) -> list[Measurement]:
-    """Each query by operators in one line, and on Spark's own, which must find the same; two by key, too."""
+    """Each query by operators in one line and on Spark, whose results must agree; two of them also by key."""
     from pyspark.sql import GroupedData
 
     found = []
@@ -262,7 +259,7 @@ def nexmark(profile: Profile) -> list[Measurement]:
         query = QUERIES[number]
         job = Nexmark(query=number, batches=6, warmup=3) if profile.quick else Nexmark(query=number)
         by_key = [] if query.by_key is None else ["nexmark-memory-by-key"]
-        # Spark 4.0 has no operator by Row for what its own operators cannot say.
+        # Spark 4.0 lacks `transformWithState` by Row, which queries need that its own operators cannot express.
         is_on_spark = not by_key or hasattr(GroupedData, "transformWithState")
         engines, baseline = (NEXMARK, NEXMARK_ON_SPARK) if is_on_spark else (NEXMARK[:-1], "")
         name, question = f"query-{int(number):02}", f"Nexmark {number}, {query.title}: how fast is it?"
@@ -272,40 +269,22 @@ def nexmark(profile: Profile) -> list[Measurement]:
     return found
 
 
-# Operator, title, and the throughput by Spark's to reach: memory and rocksdb by rows of a micro-batch.
+# The throughput to reach relative to Spark's, on memory and rocksdb, by rows per micro-batch.
+_AS_ROWS = {1_000: (1.0, 0.9), 10_000: (1.3, 1.2), 200_000: (2.5, 2.0)}
+_OUTER_JOIN = {10_000: (1.5, 1.3), 200_000: (5.0, 4.0)}
 _OPERATORS: tuple[tuple[str, str, dict[int, tuple[float, float]]], ...] = (
-    (
-        "dedup",
-        "dropDuplicatesWithinWatermark, each id twice",
-        {1_000: (1.0, 0.9), 10_000: (1.3, 1.2), 200_000: (2.5, 2.0)},
-    ),
-    (
-        "window",
-        "a count by window, about as many keys as rows",
-        {1_000: (1.0, 0.9), 10_000: (1.3, 1.2), 200_000: (2.5, 2.0)},
-    ),
-    (
-        "session",
-        "a count by session of 200,000 keys",
-        {1_000: (1.0, 0.9), 10_000: (1.5, 1.3), 200_000: (7.0, 5.0)},
-    ),
-    (
-        "agg",
-        "a running count and sum of 200,000 keys",
-        {1_000: (0.9, 0.9), 10_000: (1.0, 1.0), 200_000: (2.0, 2.0)},
-    ),
-    (
-        "join",
-        "an inner join of streams, two seconds apart at most",
-        {1_000: (1.2, 1.1), 10_000: (1.8, 1.6), 200_000: (8.0, 6.0)},
-    ),
-    ("left_join", "the left outer join of the same", {10_000: (1.5, 1.3), 200_000: (5.0, 4.0)}),
-    ("full_join", "the full outer join of the same", {10_000: (1.5, 1.3), 200_000: (5.0, 4.0)}),
+    ("dedup", "dropDuplicatesWithinWatermark, each id twice", _AS_ROWS),
+    ("window", "a count by window, about as many keys as rows", _AS_ROWS),
+    ("session", "a count by session of 200,000 keys", {1_000: (1.0, 0.9), 10_000: (1.5, 1.3), 200_000: (7.0, 5.0)}),
+    ("agg", "a running count and sum of 200,000 keys", {1_000: (0.9, 0.9), 10_000: (1.0, 1.0), 200_000: (2.0, 2.0)}),
+    ("join", "an inner join within two seconds", {1_000: (1.2, 1.1), 10_000: (1.8, 1.6), 200_000: (8.0, 6.0)}),
+    ("left_join", "the same left outer join", _OUTER_JOIN),
+    ("full_join", "the same full outer join", _OUTER_JOIN),
 )
 
 
 def operators(profile: Profile) -> list[Measurement]:
-    """Operators in one line, beside Spark's own, which must show the same rows; none is quick."""
+    """Operators in one line, against Spark's own, which must emit the same rows."""
     return [] if profile.quick else [_operator(*of) for of in _OPERATORS]
 
 
@@ -325,39 +304,39 @@ def _operator(name: str, title: str, wanted: Mapping[int, tuple[float, float]]) 
 
 
 def peers(profile: Profile) -> list[Measurement]:
-    """Other stream processors on the same files: Flink, Pathway, Bytewax and Quix Streams; none is quick."""
+    """Other stream processors on the same files: Flink, Pathway, Bytewax and Quix Streams."""
     return [] if profile.quick else [_from_files(), _from_files_by_key()]
 
 
-_INSTALLS = "The first run installs the peers from PyPI, each in an environment of its own: 2.6 GB in the cache."
+_INSTALLS = "The first run installs the peers from PyPI into separate environments: 2.6 GB in the cache."
 
 
 def _from_files() -> Measurement:
-    question = "How fast is a running count and sum beside other stream processors, from the same files?"
+    question = "How fast is a running count and sum from files, compared with other stream processors?"
     entries = _same(FromFiles(), *_VECTORISED, _SPARK, *_PEER_QUERIES, "floor")
     targets = (Target(f"holdfast-rocksdb/{_FLINK}", at_least=5.0), Target("holdfast-memory/pathway", at_least=2.0))
     note = (
-        f"{_INSTALLS} Left out: Pathway's persistence of operators, which asks for a licence key; it persists its "
-        "input. Pathway takes all files as one piece and writes one result a key; with a backlog it works in pieces."
+        f"{_INSTALLS} Pathway persists its input: persisting operators needs a licence key. It takes all files as one "
+        "piece and writes one result per key; with a backlog it works in pieces."
     )
     about: dict[str, Any] = {"baseline": _FLINK, "targets": targets, "note": note, "check": _installed}
     return Measurement("peers", "from-files", question, entries, 9, **about)
 
 
 def _from_files_by_key() -> Measurement:
-    question = "The same by a Python function for each key, with a tenth of the rows and keys?"
+    question = "How fast is the same as a Python function per key, with a tenth of the rows and keys?"
     job = FromFiles(rows=100_000, keys=100_000, batches=6, warmup=2)
     entries = _same(job, *_BY_ROW, *_PANDAS, *_PEER_FUNCTIONS)
     note = (
-        f"{_INSTALLS} Of Quix Streams the state store alone is measured, in process: no Kafka, so no consumer, no "
-        "producer and no changelog; what survives there is the kill of the process, not the loss of its disk."
+        f"{_INSTALLS} Of Quix Streams only the state store is measured, in process: without Kafka, it has no consumer, "
+        "producer or changelog, and survives a kill of the process, but not the loss of its disk."
     )
     about: dict[str, Any] = {"baseline": "flink-process-rocksdb", "note": note, "check": _installed}
     return Measurement("peers", "from-files-by-key", question, entries, 7, **about)
 
 
 def _installed() -> dict[str, Any]:
-    """Install every peer, so that no run has to; each run verifies its own result."""
+    """Install every peer before the runs, each of which verifies its own result."""
     for environment in ENVIRONMENTS:
         environment.install()
     return {}

@@ -1,7 +1,7 @@
-"""The programs of the peers: stand-alone scripts without holdfast, each run by its peer's own interpreter.
+"""The peers' programs: stand-alone scripts without holdfast, each run by its peer's interpreter.
 
-A program reads its order (`holdfast.benches.peers.engines.order_of` writes it) from the file that it is given, prints
-``ready`` before it begins to read, and a line ``+U[key, n, s]`` for each new total of a sampled key, one that ``every``
-divides. That is what Flink's ``print`` connector writes. All other results go to a sink that drops them. With
-``durable`` it keeps there what lets it go on after a kill, and goes on from what it finds there.
+A program reads its order, which `holdfast.benches.peers.engines.order_of` creates, from the given file. It prints
+``ready`` before it starts to read, and, like Flink's ``print`` connector, a line ``+U[key, n, s]`` for each new total
+of a sampled key, one that ``every`` divides; it drops all other results. It keeps its progress in ``durable``, if
+given, and resumes from it after a kill.
 """

@@ -1,4 +1,4 @@
-"""Bytewax: stateful logic for each key; a process for each worker, since the workers of one share Python's lock."""
+"""Bytewax: stateful logic per key, in a process per worker, since workers of one process share the GIL."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Total = tuple[int, int]
 
 
 class Files(StatefulSourcePartition[_Row, _Position]):
-    """Some files, one after another; its state is the number of the file and the place in it."""
+    """A sequence of files; the position is the number of a file and an offset in it."""
 
     def __init__(self, paths: list[str], position: _Position) -> None:
         self._paths = paths
@@ -41,7 +41,6 @@ class Files(StatefulSourcePartition[_Row, _Position]):
             self._file.seek(offset)
 
     def next_batch(self) -> list[_Row]:
-        """Return the next rows."""
         if self._file is None:
             raise StopIteration
         lines = [self._file.readline() for _ in range(_LINES)]
@@ -52,39 +51,34 @@ class Files(StatefulSourcePartition[_Row, _Position]):
         return [(key, int(v)) for key, v in rows]
 
     def snapshot(self) -> _Position:
-        """Return where to go on."""
         return self._number, self._file.tell() if self._file is not None else 0
 
     def close(self) -> None:
-        """Close the file that is open."""
         if self._file is not None:
             self._file.close()
         self._file = None
 
 
 class Rows(FixedPartitionedSource[_Row, _Position]):
-    """All files: the first of each micro-batch are one partition, the second ones another."""
+    """All files; partition i has file i of each micro-batch."""
 
     def __init__(self, batches: list[list[str]]) -> None:
         self._batches = batches
 
     def list_parts(self) -> list[str]:
-        """Return the names of the partitions."""
         return [str(i) for i in range(len(self._batches[0]))]
 
     def build_part(self, _step_id: str, for_part: str, resume_state: _Position | None) -> Files:
-        """Return a partition, at its beginning or where it was."""
         return Files([batch[int(for_part)] for batch in self._batches], resume_state or (0, 0))
 
 
 class Printed(StatelessSinkPartition[tuple[str, _Total]]):
-    """Drops all results but those of sampled keys."""
+    """Prints the results of sampled keys, and drops all others."""
 
     def __init__(self, every: int) -> None:
         self._every = every
 
     def write_batch(self, items: list[tuple[str, _Total]]) -> None:
-        """Take results."""
         every = self._every
         found = [f"+U[{key}, {n}, {s}]\n" for key, (n, s) in items if int(key) % every == 0]
         if found:
@@ -93,25 +87,23 @@ class Printed(StatelessSinkPartition[tuple[str, _Total]]):
 
 
 class Sink(DynamicSink[tuple[str, _Total]]):
-    """One `Printed` for each worker."""
+    """Creates a `Printed` per worker."""
 
     def __init__(self, every: int) -> None:
         self._every = every
 
     def build(self, _step_id: str, _worker_index: int, _worker_count: int) -> Printed:
-        """Return that of a worker."""
         return Printed(self._every)
 
 
 def add(total: _Total | None, v: int) -> tuple[_Total, _Total]:
-    """Return the new state of a key, and what is emitted."""
+    """Return a key's new state, and the result to emit."""
     n, s = total or (0, 0)
     total = (n + 1, s + v)
     return total, total
 
 
 def run(order: dict[str, Any], process: int, ports: list[int]) -> None:
-    """Run one of the processes to its end."""
     flow = Dataflow("totals")
     rows = op.input("rows", flow, Rows(order["batches"]))
     totals = op.stateful_map("total", rows, add)
@@ -128,7 +120,7 @@ def run(order: dict[str, Any], process: int, ports: list[int]) -> None:
 
 
 def main(file: str, process: int = 0, *ports: int) -> None:
-    """Be one process of the cluster; the first one starts the others."""
+    """Run one process of the cluster; the first starts the others."""
     order = json.loads(Path(file).read_text())
     count = order["parallelism"]
     if process > 0:
@@ -147,7 +139,7 @@ def main(file: str, process: int = 0, *ports: int) -> None:
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """Return ports of this machine that nobody listens on."""
+    """Return free ports of this machine."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:

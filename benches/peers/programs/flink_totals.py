@@ -14,10 +14,10 @@ from pyflink.datastream import KeyedProcessFunction, RuntimeContext, StreamExecu
 from pyflink.datastream.state import ValueStateDescriptor
 from pyflink.table import StreamTableEnvironment
 
-# Results of sampled keys are printed, all others dropped. The planner must see that both come from one aggregation: it
-# compares the blocks of a plan by their text only where it is told to.
+# Results of sampled keys are printed, all others dropped. With this option the planner compares the digests of blocks,
+# and finds that both sinks share one aggregation.
 _ONE_PLAN = {"table.optimizer.reuse-optimize-block-with-digest-enabled": "true"}
-# The values of Flink's own tuning guide.
+# From Flink's tuning guide.
 _MINI_BATCH = {
     "table.exec.mini-batch.enabled": "true",
     "table.exec.mini-batch.allow-latency": "1 s",
@@ -27,7 +27,6 @@ _MINI_BATCH = {
 
 
 def settings_of(order: dict[str, Any]) -> dict[str, str]:
-    """Return Flink's settings."""
     local = order["local"]
     found = {
         **_ONE_PLAN,
@@ -57,7 +56,6 @@ def settings_of(order: dict[str, Any]) -> dict[str, str]:
 
 
 def rows_table(order: dict[str, Any]) -> str:
-    """Return the statement that names the files."""
     return (
         "CREATE TABLE input_rows (`key` BIGINT, v BIGINT) WITH "
         f"('connector' = 'filesystem', 'path' = 'file://{order['rows']}', "
@@ -66,7 +64,7 @@ def rows_table(order: dict[str, Any]) -> str:
 
 
 def sinks(order: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return for each sink the statement that makes it, and the one that fills it from the table ``totals``."""
+    """Return the statements that create each sink and fill it from the table ``totals``."""
     columns = "(`key` BIGINT, n BIGINT, s BIGINT)"
     every = order["every"]
     printed = (
@@ -84,15 +82,11 @@ _LONGS = Types.ROW_NAMED(["key", "n", "s"], [Types.LONG(), Types.LONG(), Types.L
 
 
 class Totals(KeyedProcessFunction):
-    """A running count and sum."""
-
     def open(self, runtime_context: RuntimeContext) -> None:
-        """Take hold of the state."""
         total = ValueStateDescriptor("total", Types.TUPLE([Types.LONG(), Types.LONG()]))
         self._total = runtime_context.get_state(total)
 
     def process_element(self, value: Row, ctx: KeyedProcessFunction.Context) -> Iterator[Row]:
-        """Add a row."""
         n, s = self._total.value() or (0, 0)
         n, s = n + 1, s + value[1]
         self._total.update((n, s))
@@ -100,8 +94,7 @@ class Totals(KeyedProcessFunction):
 
 
 def run(order: dict[str, Any]) -> None:
-    """Run the job to its end."""
-    # Else both tasks run their functions in this one process, as for debugging: a cluster gives each a process.
+    # By default all tasks run their functions in this process; a cluster has a process per task.
     os.environ["_python_worker_execution_mode"] = "process"  # noqa: SIM112 - Flink's own name
     configuration = Configuration()
     for key, value in settings_of(order).items():

@@ -1,7 +1,7 @@
-"""Pathway: groupby and reduce over files that are followed, as in its own guides.
+"""Pathway: groupby and reduce over a followed folder, as in its guides.
 
-It persists its input, the default of its persistence, and computes the state anew after a restart. To persist the state
-of operators instead asks for a licence key.
+By default it persists its input and recomputes the state after a restart. Persisting the state of operators needs a
+licence key.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 
 def run(order: dict[str, Any]) -> None:
-    """Follow the files until somebody ends this process."""
-    os.environ["PATHWAY_THREADS"] = str(order["parallelism"])  # pathway reads it when it is imported
+    """Follow the files until the process is killed."""
+    os.environ["PATHWAY_THREADS"] = str(order["parallelism"])  # pathway reads it on import
     import pathway as pw
 
     class InputRow(pw.Schema):

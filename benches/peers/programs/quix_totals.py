@@ -1,12 +1,11 @@
-"""Quix Streams: its state store, in process, as an application uses it for a message; without Kafka.
+"""Quix Streams: its state store in process, used as for a message, without Kafka.
 
-Measured: a read and a write of a key's state for each row through the store's transaction, in which values become
-JSON, and a flush of the transaction after so many rows or milliseconds. Not measured: consumers and producers,
-(de)serialised messages, and the changelog topic, which is what makes the state of a real application durable. Here,
-where a kill is to be survived, the place in the files is written with the state into the local RocksDB; that survives
-the kill of the process, and not the loss of the disk.
+Measured: for each row a read and a write of the key's state through the store's transaction, which encodes values as
+JSON, and a periodic flush of the transaction. Not measured: consumers, producers, (de)serialisation, and the changelog
+topic that makes the state of a real application durable. A durable run instead writes its position in the files with
+the state into the local RocksDB, which survives a kill of the process, but not the loss of the disk.
 
-Kafka would bring the rows of a key to one process; here each process reads all files and leaves the keys of others out.
+Kafka would route the rows of a key to one process; here each process reads all files and skips other keys.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _POSITION = b"position"
 
 
 def lines_of(order: dict[str, Any], position: int) -> Iterator[bytes]:
-    """Yield the lines of all files but the first ones."""
+    """Yield the lines of all files, starting at `position`."""
     paths = [path for batch in order["batches"] for path in batch]
 
     def all_lines() -> Iterator[bytes]:
@@ -41,7 +40,6 @@ def lines_of(order: dict[str, Any], position: int) -> Iterator[bytes]:
 
 
 def run(order: dict[str, Any], process: int) -> None:
-    """Add up the keys of one process."""
     store = store_of(order)
     store.assign_partition(process)
     transaction = store.start_partition_transaction(process)
@@ -75,21 +73,21 @@ def run(order: dict[str, Any], process: int) -> None:
 
 
 def store_of(order: dict[str, Any]) -> Store:
-    """Return the store: RocksDB, or memory where no kill need be survived."""
+    """Return RocksDB for a durable run, else memory."""
     if order["durable"]:
         return RocksDBStore("totals", "rows", order["durable"])
     return MemoryStore("totals", "rows")
 
 
 def commit(transaction: Any, position: int) -> None:
-    """Write what has changed, and the place in the files, at once."""
+    """Write all changes and the position in the files atomically."""
     transaction.as_state(_POSITION).set("lines", position)
     transaction.prepare(processed_offsets=None)
     transaction.flush()
 
 
 def main(file: str, process: int = 0) -> None:
-    """Be one of the processes; the first one starts the others."""
+    """Run one of the processes; the first starts the others."""
     order = json.loads(Path(file).read_text())
     others = range(1, order["parallelism"]) if process == 0 else ()
     if process == 0:

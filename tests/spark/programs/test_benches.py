@@ -242,7 +242,7 @@ def test_a_run_is_stopped_then_killed_and_goes_on(java_home: Path, tmp_path: Pat
     below = command.below()
     command.process.send_signal(signal.SIGINT)
     assert command.process.wait(60) == 130
-    assert "The same command goes on from here" in command.log.read_text()
+    assert "The same command continues from here" in command.log.read_text()
     assert not [one for one in below if one.is_running()]
     assert command.folders() == []
     first = command.runs()

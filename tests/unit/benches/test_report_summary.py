@@ -325,15 +325,15 @@ def test_it_has_figures_for_each_question_with_bars_and_a_command(full: str) -> 
     for card, column in (
         ("jobs-job-a", "peak memory"),
         ("growth-keys", "micro-batch, median"),
-        ("durability-restore", "by a plain download"),
-        ("durability-requests", "requests a micro-batch"),
-        ("peers-same-file", "by the baseline"),
+        ("durability-restore", "vs. plain download"),
+        ("durability-requests", "requests/micro-batch"),
+        ("peers-same-file", "vs. baseline"),
     ):
         shown = full.partition(f'id="q-{card}"')[2].partition("</article>")[0]
         assert f'<th scope="col">{column}</th>' in shown, card
         assert "width: 100.0%" in shown, card
         assert "<code>holdfast bench run --full" in shown, card
-    assert "requests a micro-batch" not in full.partition('id="q-jobs-job-a"')[2].partition("</article>")[0]
+    assert "requests/micro-batch" not in full.partition('id="q-jobs-job-a"')[2].partition("</article>")[0]
     assert "Operations of the store, ms" in full.partition('id="q-micro-micro"')[2].partition("</article>")[0]
 
 
@@ -381,7 +381,7 @@ def test_a_quick_run_answers_which_backend(tmp_path: Path) -> None:
     """The answer comes first, for the load that was asked for."""
     page = render(read(sample_results.write(tmp_path, sample_results.quick(), profile="quick")))
     assert "<h1>Which backend for me?</h1>" in page
-    assert "For this load: 1 million keys, 100,000 rows a micro-batch, 92 bytes of state a key, 2 shards" in page
+    assert "For this load: 1 million keys, 100,000 rows/micro-batch, 92 bytes of state/key, 2 shards" in page
     assert page.index("How sure:") < page.index("<h3>Ratios</h3>")
 
 
@@ -390,7 +390,7 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
     folder = sample_results.write(tmp_path / "results", sample_results.quick(), profile="quick")
     page = tmp_path / "page.html"
     done = CliRunner().invoke(report_command, [str(folder), "-o", str(page)])
-    assert done.output == f"{page}: 1 questions measured, 3 not\n"
+    assert done.output == f"{page}: 1 questions measured, 3 missing\n"
     assert page.read_text().startswith("<!DOCTYPE html>")
 
 

@@ -73,7 +73,7 @@ def test_a_directory_without_results_is_none(tmp_path: Path) -> None:
         ('{"format": 1', "delimiter"),
         ("[" * 100_000, "nest|recursion|depth"),
         ("[]", "no JSON object"),
-        ('{"format": NaN}', "finite number, found=NaN"),
+        ('{"format": NaN}', "finite numbers, found=NaN"),
         ("\udcff", "decode|utf"),
     ],
 )
@@ -125,7 +125,7 @@ def runs(document: Any) -> Any:
         (lambda d: d["settings"]["jobs"].pop("floor"), "'floor' has no settings"),
         (lambda d: d["settings"]["jobs"]["floor"].update(name="job-z"), "KeyError"),
         (lambda d: d["settings"]["jobs"]["floor"].update(turbo=True), "turbo"),
-        (lambda d: d["settings"]["jobs"]["floor"].update(warmup=99), "warm-up"),
+        (lambda d: d["settings"]["jobs"]["floor"].update(warmup=99), "above --warmup"),
         (lambda d: d["state_bytes"].pop("floor"), "'floor' has no settings or no state_bytes"),
         (lambda d: d["machine"].update(cores=0), r"\$\.machine\.cores"),
         (lambda d: d.update(targets=[{"what": "x"}]), r"\$\.targets\[0\]"),
@@ -368,7 +368,9 @@ def test_what_cannot_be_published_is_refused(repository: Path, tmp_path: Path) -
     with pytest.raises(InvalidArgumentError, match="publish a full one"):
         published.publish(quick, repository)
     part = sample_results.write(tmp_path / "part", {("jobs", "job-a"): sample_results.job_a()})
-    with pytest.raises(InvalidArgumentError, match="measurement is missing, suite=jobs name=by-key-pandas"):
+    with pytest.raises(
+        InvalidArgumentError, match="measurement is missing; run its suite, suite=jobs name=by-key-pandas"
+    ):
         published.publish(part, repository)
     job_a = sample_results.job_a()
     del job_a["engines"]["holdfast-rocksdb"]

@@ -31,7 +31,7 @@ from holdfast.benches.running.execution import Execution, TimeLeft, steps_of
 from holdfast.benches.runs.by_name import ENGINES, engines_for
 from holdfast.benches.runs.child_process import BenchError
 from holdfast.benches.runs.engines import SparkEngine
-from holdfast.benches.runs.equality import verdict_of_batches
+from holdfast.benches.runs.equality import rows_by_batch, verdict
 from holdfast.benches.runs.paired import Entry, Run, ratios, run_engine, summarize
 from holdfast.benches.suites.measurement import Profile, Shape
 from holdfast.benches.suites.suites import SUITES
@@ -265,8 +265,8 @@ def test_a_load_beyond_ten_minutes_is_refused(shape: Shape, named: str) -> None:
         (["--keys", "5", "--out", "x"], "add --quick"),
         (["--quick", "--turns", "5", "--out", "x"], "leave --turns out"),
         (["--suite", "sagas", "--out", "x"], "no such suite"),
-        (["--quick", "--suite", "micro", "--out", "x"], "nothing that is quick"),
-        (["--suite", "own-load", "--out", "x"], "quick alone; add --quick"),
+        (["--quick", "--suite", "micro", "--out", "x"], "no quick measurement"),
+        (["--suite", "own-load", "--out", "x"], "need --quick"),
         ([], "--out DIR"),
     ],
 )
@@ -446,9 +446,12 @@ def test_a_directory_belongs_to_one_number_of_turns(tmp_path: Path) -> None:
 
 
 def test_only_the_same_rows_in_the_same_micro_batches_are_equal() -> None:
-    batches = [Counter(["a", "b", "b"]), Counter(["c"])]
-    again = [Counter(["b", "a", "b"]), Counter(["c"])]
-    assert verdict_of_batches({"ours": batches, "spark": again}) == {"rows": 4, "equal": True}
-    found = verdict_of_batches({"ours": [Counter(), Counter(["a"])], "spark": [Counter(), Counter(["a", "a"])]})
-    assert found == {"rows": 1, "equal": False, "differences": {"spark": {"batch": 1, "rows": 1, "first": "a"}}}
-    assert verdict_of_batches({"ours": [Counter()], "spark": [Counter()]}) == {"rows": 0, "equal": False}
+    """Their order within a micro-batch is free; how often each occurs is not."""
+    a, b, c = ({"key": name} for name in "abc")
+    right = rows_by_batch([[a, b, b], [c]])
+    assert verdict(right, {"spark": rows_by_batch([[b, a, b], [c]])}) == {"rows": 3, "equal": True}
+    for other, differing in (([[a, b], [c]], 1), ([[a, b, b, c], []], 2), ([[a, b, b], []], 1)):
+        found = verdict(right, {"spark": rows_by_batch(other)})
+        assert not found["equal"]
+        assert found["differences"]["spark"]["results"] == differing
+    assert verdict({}, {"spark": {}}) == {"rows": 0, "equal": False}

@@ -187,7 +187,7 @@ def test_micro_benchmarks_become_a_table_by_backend() -> None:
     ]
     info = {"cpu": {"brand_raw": "a cpu", "count": 2}, "node": "a-host"}
     text = tables.markdown({"benchmarks": measured, "machine_info": info, "datetime": "2026-01-02T03:04:05"})
-    assert "| operation | keys | bytes of a value | memory | rocksdb |" in text
+    assert "| operation | keys | value bytes | memory | rocksdb |" in text
     assert "| get | 1,000 | 16 | 2.0 (1.0 to 4.0) | 0.10 (0.05 to 0.20) |" in text
     assert "| put | 1,000 | 16 | 250 (125 to 500) | - |" in text
     assert "| pack | 10.0 (5.0 to 20.0) | 3 |" in text
@@ -258,7 +258,7 @@ def test_a_restore_is_held_against_a_download(backend: str, tmp_path: Path) -> N
 def test_less_state_than_was_stored_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill = shard.Shard.fill
     monkeypatch.setattr(shard.Shard, "fill", lambda one, keys: fill(one, keys // 2))
-    with pytest.raises(CorruptionError, match="not the one that was stored"):
+    with pytest.raises(CorruptionError, match="differs from the stored state"):
         _SMALL.measure("memory", {}, Places(tmp_path, tmp_path))
 
 
