@@ -244,7 +244,7 @@ def _changes(given: Any, table: str, declared: Collection[str]) -> ColumnChanges
     unknown = [str(name) for name in given if name not in (_DROP, _RENAME)] if isinstance(given, Mapping) else [""]
     if unknown:
         near = did_you_mean(unknown[0], (_DROP, _RENAME))
-        _refuse(f"the only changes are 'drop' and 'rename'{near}", table=table, given=given)
+        _refuse(f"use only 'drop' and 'rename'{near}", table=table, given=given)
     drop, rename = given.get(_DROP, ()), given.get(_RENAME, {})
     if not isinstance(drop, list | tuple | set | frozenset) or not all(isinstance(name, str) for name in drop):
         _refuse("'drop' must be a list of column names", table=table, given=drop)
