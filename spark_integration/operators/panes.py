@@ -45,7 +45,7 @@ class WindowPlaces:
 
     @classmethod
     def of(cls, session: SparkSession, length: str, slide: str | None = None, start: str | None = None) -> WindowPlaces:
-        """Return the places of Spark's `window` for these durations. Raises Spark's errors."""
+        """Return the places of the windows that Spark's `window` makes. Raises Spark's errors."""
         length_us = after_1970(session, F.window("t", length), "end")
         every = slide or length
         slide_us = length_us if slide is None else after_1970(session, F.window("t", slide), "end")

@@ -26,7 +26,7 @@ from holdfast.spark_integration.ttl.ends import microseconds, timestamps
 
 #: Prefix of received columns that hold states.
 _STATE = "__holdfast_state."
-#: Upper limit of windows made at once: a pane may be in thousands of windows.
+#: Limits the windows in memory at once: a pane may be in thousands of windows.
 _WINDOWS_AT_ONCE = 1 << 16
 
 

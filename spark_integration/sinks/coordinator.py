@@ -479,7 +479,7 @@ class Coordinator:
         if shown > newest and batch_id <= shown:
             raise StateLostError(
                 "the target shows a micro-batch that is not in this state directory, and Spark is about to repeat it: "
-                "the directory is a different one than before, or its contents were deleted. Set "
+                "the directory has changed, or its contents were deleted. Set "
                 f"spark.holdfast.state.dir to the original directory. {_ANOTHER_NAME}",
                 **facts,
             )

@@ -104,7 +104,7 @@ def compare(given: Mapping[str, str], there: Mapping[str, str], for_new: str, **
 KIND = "sink-queries"
 #: The folder of holdfast's own files below a sink's URL; file readers skip names that begin with ``_``.
 FOLDER = "_holdfast"
-# A sink may have these names too: its own keys have more segments.
+# A sink may have one of these names: its keys have more segments.
 _QUERIES, _PROBES = f"{FOLDER}/queries", f"{FOLDER}/probes"
 #: The newest object is complete; its predecessor may have been listed and still be read.
 _KEPT = 2

@@ -352,8 +352,8 @@ class Ending:
         if lost:
             raise StateLostError(
                 "the server has lost prepared work of a decided micro-batch: someone rolled it back or dropped it, or "
-                "the server was restored from a backup; no more of the micro-batch becomes visible. Restore the work "
-                "from the server's log, or restore query and table together to an earlier state",
+                "the server was restored from a backup; no more of the micro-batch becomes visible. Restore the "
+                "server to a state that has the work, or query and table together to an earlier state",
                 sink=self._query.sink, batch=batch_id, lost=len(lost), attempt=min(lost),
             )  # fmt: skip
 
