@@ -192,7 +192,7 @@ class StatefulStream(JoinableStream):
                 raise AttributeError(f"group first: holdfast.stream(df).groupBy(…).{name}(…)", name=name)
             if name == "writeStream":
                 raise AttributeError(
-                    f"only a result has {name}: holdfast.stream(df).groupBy(…).<operator>(…).{name}", name=name
+                    f"{name} belongs to a result: holdfast.stream(df).groupBy(…).<operator>(…).{name}", name=name
                 )
             spelt = name.replace("_", "").lower()  # as Spark's aliases are: groupby, drop_duplicates
             if own := next((one for one in vars(StatefulStream) if one.lower() == spelt), None):
@@ -217,7 +217,7 @@ class GroupedStream:
             """Raise an AttributeError that names the call to make instead."""
             if name in _SPARKS_AGGREGATES:
                 of = "" if name == "count" else "'column'"
-                raise AttributeError(f"{name} goes into agg: groupBy(…).agg(n=holdfast.{name}({of}))", name=name)
+                raise AttributeError(f"call {name} in agg: groupBy(…).agg(n=holdfast.{name}({of}))", name=name)
             if hasattr(GroupedData, name) and not name.startswith("_"):
                 raise AttributeError(
                     f"{name} is Spark's, with Spark's state: df.groupBy(…).{name}(…). holdfast has agg, window, "
