@@ -201,7 +201,7 @@ class Definition:
         hashed = F.xxhash64(*[quoted(key.column) for key in rows.keys])
         transport, output = self._transport(rows, shards), self.output
         if self._is_streaming:
-            output = output.among(shards)
+            output = output.for_shards(shards)
         if self._is_streaming and self.settings.metrics_in_progress:
             output = ObservedOutput.of(output, OBSERVATION + self.name)
         row_columns = transport.arrow_schema.names if rows.combiner is not None else list(rows.columns)
@@ -263,11 +263,11 @@ def operator_plan(rows: KeyedRows, output: StructType, mode: Mode, name: str, *,
     name, setting or column.
     """
     settings = checked_settings(rows.df, stacklevel=4)
-    hands_on = can_host_processors(rows.df.sparkSession)
+    passes_watermark = can_host_processors(rows.df.sparkSession)
     # In update mode, no event-time operator can follow.
-    shown = output if hands_on and mode == "append" else without_watermark(output)
+    shown = output if passes_watermark and mode == "append" else without_watermark(output)
     host: Host
-    if hands_on:
+    if passes_watermark:
         # Spark pins this mode, which has no effect, so the operator's own mode may change at a restart.
         host = StatefulProcessorHost("append", "EventTime" if is_timed else "None", "")
     else:

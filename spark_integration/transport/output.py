@@ -21,29 +21,29 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.ipc as ipc
+from pandas.api.extensions import ExtensionArray, ExtensionDtype
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import ArrayType, BinaryType, DoubleType, LongType, StructField, StructType
 
 from holdfast.spark_integration.client.measures import MEASURES, METRICS, CallMeasures, Metric
 from holdfast.spark_integration.spark_types import arrow_schema, require_utf8
-from holdfast.spark_integration.transport.arrow_column import ArrowColumn
 from holdfast.spark_integration.transport.packed import BLOB, BLOB_BYTES, PADDED_ROWS_MAX, write_blob
 from holdfast.spark_integration.transport.python_stage import prepared
 
 #: With this many shards, and as many tasks per micro-batch, unpacking blobs in a Python stage costs more than it saves.
 #: With two shards, lists took 1.06 and 1.09 times the CPU of blobs for 1,000 rows, and 1.09 times for a million, in the
-#: JVM. After its compiler has warmed up, wall times are equal: 0.95 and 1.00 times for 1,000 rows, 1.03 and 1.08 for
+#: JVM. Once the JVM has compiled the code, wall times draw: 0.95 and 1.00 times for 1,000 rows, 1.03 and 1.08 for
 #: 100,000, and 0.92 for a million (one idle run).
 MANY_SHARDS = 64
 #: Rows per list: the JVM holds a list as an array of rows, each of 24 bytes or more, however small in Arrow.
@@ -73,7 +73,7 @@ class Output(Protocol):
 
     def send_at_once(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
         """Like `send`, for large output: yield frames that Spark's worker passes on instead of gathering."""
-        return self.send(batches)  # the worker gathers up to a number of rows, so large frames pass through
+        return self.send(batches)  # the worker gathers only small frames
 
     def send_measures(self, measures: CallMeasures) -> Iterator[pd.DataFrame]:
         """Yield the measures of a shard's call if the output carries measures; called last."""
@@ -82,7 +82,7 @@ class Output(Protocol):
     def receive(self, frame: DataFrame) -> DataFrame:
         """Return the output rows, given the results of the shards' calls; runs on the driver."""
 
-    def among(self, shards: int) -> Output:
+    def for_shards(self, shards: int) -> Output:
         """Return the cheapest `Output` of the same rows for a stream with this many shards."""
         return self
 
@@ -91,7 +91,7 @@ class Output(Protocol):
 class RowsOutput(Output):
     """Rows in pandas frames, which Spark converts."""
 
-    schema: StructType  #: Of the output
+    schema: StructType  #: The output's columns
 
     @property
     def sent_schema(self) -> StructType:
@@ -115,8 +115,8 @@ class RowsOutput(Output):
         if pa.types.is_temporal(column.type):
             return column.to_pandas(date_as_object=False)
         try:
-            if pa.types.is_nested(column.type) and (_has_keys_of_parts(column.type) or _has_odd_floats(column)):
-                return _in_parts(column)
+            if pa.types.is_nested(column.type) and (_has_unhashable_keys(column.type) or _has_odd_floats(column)):
+                return _python_values(column)
             return column.to_pandas(integer_object_nulls=True, timestamp_as_object=True, maps_as_pydicts="strict")
         except (pa.ArrowException, UnicodeDecodeError):
             if not pa.types.is_string(column.type):
@@ -154,23 +154,23 @@ def _has_odd_floats(column: pa.Array) -> bool:
     return pa.types.is_struct(t) and any(map(_has_odd_floats, column.flatten()))
 
 
-def _has_keys_of_parts(t: pa.DataType) -> bool:
+def _has_unhashable_keys(t: pa.DataType) -> bool:
     """Return whether a type has maps, at any depth, whose keys become dicts or lists, which are not hashable."""
     if pa.types.is_map(t) and pa.types.is_nested(t.key_type):
         return True
-    return any(_has_keys_of_parts(t.field(i).type) for i in range(t.num_fields))
+    return any(_has_unhashable_keys(t.field(i).type) for i in range(t.num_fields))
 
 
-def _in_parts(column: pa.Array) -> pd.Series[Any]:
-    """Convert a nested column to Python values; of lists of numbers, convert only the rows that need it."""
+def _python_values(column: pa.Array) -> pd.Series[Any]:
+    """Convert a nested column to Python values; in lists of floats, only the rows that need it."""
     if not pa.types.is_list(column.type) or not pa.types.is_floating(column.type.value_type):
-        return pd.Series([_part(value, column.type) for value in column.to_pylist()], dtype=object)
+        return pd.Series([_python_value(value, column.type) for value in column.to_pylist()], dtype=object)
     numbers = column.flatten()
     is_odd = pc.fill_null(pc.is_nan(numbers), numbers.type == pa.float32())
     rows = np.unique(pc.list_parent_indices(column).filter(is_odd))
     found = column.to_pandas()
     for row in rows.tolist():
-        found.iat[row] = _part(column[row].as_py(), column.type)
+        found.iat[row] = _python_value(column[row].as_py(), column.type)
     return found
 
 
@@ -181,16 +181,16 @@ class _Items(list[tuple[Any, Any]]):
         return self
 
 
-def _part(value: Any, t: pa.DataType) -> Any:
+def _python_value(value: Any, t: pa.DataType) -> Any:
     """Convert a nested value to a form in which Arrow keeps NaN."""
     if value is None:
         return None
     if pa.types.is_map(t):
-        return _Items((_part(key, t.key_type), _part(item, t.item_type)) for key, item in value)
+        return _Items((_python_value(key, t.key_type), _python_value(item, t.item_type)) for key, item in value)
     if pa.types.is_list(t):
-        return [_part(element, t.value_type) for element in value]
+        return [_python_value(element, t.value_type) for element in value]
     if pa.types.is_struct(t):
-        return {field.name: _part(value[field.name], field.type) for field in t}
+        return {field.name: _python_value(value[field.name], field.type) for field in t}
     # Only a Python float can be mistaken for null.
     return np.float32(value) if pa.types.is_floating(t) and math.isnan(value) else value
 
@@ -199,7 +199,7 @@ def _part(value: Any, t: pa.DataType) -> Any:
 class _TableOutput(Output):
     """Tables, sent as Spark rows that each hold many output rows."""
 
-    schema: StructType  #: Of the output
+    schema: StructType  #: The output's columns
     rows_each: int  #: Maximum rows of an Arrow batch between Spark and Python
 
     def send_at_once(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
@@ -224,10 +224,72 @@ class PackedOutput(_TableOutput):
         rows_each = self.rows_each
         return frame.mapInArrow(lambda batches: unpack_output(prepared(batches), rows_each), self.schema)
 
-    def among(self, shards: int) -> Output:
+    def for_shards(self, shards: int) -> Output:
         # Each shard is a task, and each task starts the stage that unpacks. Lists lose column metadata.
         is_plain = not any(field.metadata for field in self.schema)
         return ListedOutput(self.schema, self.rows_each) if shards >= MANY_SHARDS and is_plain else self
+
+
+class _ArrowColumnType(ExtensionDtype):
+    """The dtype of `_ArrowColumn`; columns concatenated with it, such as padding, take this dtype."""
+
+    name = "arrow column"
+    type = object
+    # Arrow handles nulls; pandas would treat a column of nothing else as untyped.
+    _can_hold_na = False
+    _metadata = ("arrow",)
+
+    def __init__(self, arrow: pa.DataType) -> None:
+        self.arrow = arrow
+
+    @classmethod
+    def construct_array_type(cls) -> Any:
+        return _ArrowColumn
+
+    def _get_common_dtype(self, dtypes: Sequence[Any]) -> Self:
+        return self
+
+
+class _ArrowColumn(ExtensionArray):
+    """A column of one Arrow array, which Spark's worker passes on unchanged.
+
+    The worker concatenates the frames of a task, padding with null rows, and takes the column's Arrow array. pandas'
+    own Arrow columns fail: concatenated, they have several chunks, which Spark does not accept.
+    """
+
+    def __init__(self, arrow: pa.Array) -> None:
+        self.arrow = arrow
+
+    @classmethod
+    def _from_sequence(cls, scalars: Sequence[Any], *, dtype: _ArrowColumnType, copy: bool = False) -> Self:
+        return cls(pa.array(scalars, dtype.arrow, from_pandas=True))
+
+    @classmethod
+    def _concat_same_type(cls, to_concat: Sequence[_ArrowColumn]) -> Self:
+        return cls(pa.concat_arrays([column.arrow for column in to_concat]))
+
+    @property
+    def dtype(self) -> _ArrowColumnType:
+        return _ArrowColumnType(self.arrow.type)
+
+    def __len__(self) -> int:
+        return len(self.arrow)
+
+    def __arrow_array__(self, type: pa.DataType | None = None) -> pa.Array:  # noqa: A002  pyarrow's name
+        return self.arrow
+
+    def __getitem__(self, item: Any) -> Any:
+        return self.arrow[item]
+
+    def map(self, mapper: object, na_action: object = None) -> Self:
+        return self  # Spark's worker would convert pandas values; these need no conversion
+
+    def copy(self) -> Self:
+        return self  # immutable
+
+    def take(self, indices: Any, *, allow_fill: bool = False, fill_value: Any = None) -> Self:
+        rows = np.asarray(indices, np.int64)
+        return type(self)(self.arrow.take(pa.array(rows, mask=rows < 0)))
 
 
 @dataclass(frozen=True)
@@ -243,7 +305,7 @@ class ListedOutput(_TableOutput):
         for part in (part for batch in batches for part in _parts(batch, _LISTED_ROWS_MAX)):
             rows = pa.StructArray.from_arrays(part.columns, fields=list(kind.value_type))
             listed = pa.ListArray.from_arrays(pa.array([0, len(rows)], pa.int32()), rows, type=kind)
-            yield pd.DataFrame({ROWS: ArrowColumn(listed)})
+            yield pd.DataFrame({ROWS: _ArrowColumn(listed)})
 
     def receive(self, frame: DataFrame) -> DataFrame:
         return frame.select(F.inline(ROWS))
@@ -357,10 +419,10 @@ class ObservedOutput(Output):
         return StructType([*self.inner.sent_schema, StructField(MEASURED, ArrayType(LongType()))])
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
-        return map(_beside_nothing, self.inner.send(batches))
+        return map(_without_measures, self.inner.send(batches))
 
     def send_at_once(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
-        return map(_beside_nothing, self.inner.send_at_once(batches))
+        return map(_without_measures, self.inner.send_at_once(batches))
 
     def send_measures(self, measures: CallMeasures) -> Iterator[pd.DataFrame]:
         for frame in RowsOutput(self.inner.sent_schema).send([self.empty]):
@@ -372,7 +434,7 @@ class ObservedOutput(Output):
         return self.inner.receive(observed.where(F.col(MEASURED).isNull()).drop(MEASURED))
 
 
-def _beside_nothing(frame: pd.DataFrame) -> pd.DataFrame:
+def _without_measures(frame: pd.DataFrame) -> pd.DataFrame:
     frame.insert(len(frame.columns), MEASURED, None)
     return frame
 

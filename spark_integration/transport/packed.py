@@ -57,11 +57,11 @@ NO_MARKS = np.empty(0, np.int64)
 #: size, and a column of blobs in Arrow must stay below 2 GiB.
 WAITING_BYTES = 256 << 20
 #: Spark passes a task's rows to its worker in batches of a fixed number of rows, and fails if a batch exceeds 1 GiB. So
-#: empty rows follow each blob, so many that a full batch has about this size.
+#: enough empty rows follow each blob that a full batch has about this size.
 BATCH_BYTES = 512 << 20
 #: Fewer rows for a shard are not worth combining.
 _COMBINED_ROWS_MIN = 1024
-#: The number of keys of more rows is estimated from a sixteenth of the keys.
+#: With more rows, the number of keys is estimated from a sixteenth of the keys.
 _JUDGED_WHOLE_MAX, _SAMPLED = 1 << 14, 16
 
 

@@ -59,7 +59,7 @@ class ImmediateAcks:
 
 
 def freeze_modules() -> None:
-    """Exclude loaded modules from later garbage collections; also modules loaded since, a few times per process."""
+    """Exclude loaded modules from later garbage collections; a few later calls add newly loaded modules."""
     loaded, frozen = len(sys.modules), _frozen_modules()
     if len(frozen) < _FREEZES_MAX and loaded > max(frozen, default=0):
         frozen.append(loaded)
@@ -81,12 +81,12 @@ def rare_full_collections() -> Iterator[None]:
     if before[1] >= _YOUNG_COLLECTIONS:
         yield
         return
-    while_it_lasts = (before[0], _YOUNG_COLLECTIONS, before[2])
-    gc.set_threshold(*while_it_lasts)
+    inside = (before[0], _YOUNG_COLLECTIONS, before[2])
+    gc.set_threshold(*inside)
     try:
         yield
     finally:
-        if gc.get_threshold() == while_it_lasts:
+        if gc.get_threshold() == inside:
             gc.set_threshold(*before)
 
 

@@ -212,7 +212,7 @@ def test_lists_of_small_rows_leave_in_pieces_too() -> None:
 def test_output_of_many_shards_needs_no_stage_that_unpacks(metadata: Any, shards: int, kind: type[Output]) -> None:
     """Lists would lose what a column says of itself."""
     schema = T.StructType([T.StructField("n", T.LongType(), metadata=metadata)])
-    assert type(PackedOutput(schema, 10).among(shards)) is kind
+    assert type(PackedOutput(schema, 10).for_shards(shards)) is kind
 
 
 def rows(first: int, n: int) -> pa.RecordBatch:
