@@ -24,7 +24,7 @@ import pyarrow.flight as flight
 
 from holdfast import clock
 from holdfast.errors import HoldfastError, UnavailableError
-from holdfast.spark_integration.client.measures import together
+from holdfast.spark_integration.client.measures import merged
 from holdfast.spark_integration.client.messages import RecentBatch, decode_error
 from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.executor.processes import executor_process, kept_per_process
@@ -57,7 +57,7 @@ _LOST = (
     flight.FlightInternalError,
     OSError,
 )
-#: Timeout for all servers together, and the least that a hanging server leaves for each of the others.
+#: Timeout for all servers together, and minimum timeout for each.
 _TIMEOUT_SECONDS, _LEAST_SECONDS = 2.0, 0.25
 _log = logging.getLogger(__name__)
 
@@ -153,10 +153,9 @@ class StateClient:
         try:
             answers = list(self._connection().do_action(flight.Action(action, body), options))
         except (flight.FlightError, pa.ArrowException, OSError) as exc:
-            mapped = self._mapped(exc)
             if action in _ANSWERED_AT_ONCE and isinstance(exc, flight.FlightTimedOutError):
                 self._timed_out_ms = clock.monotonic_ms()
-            raise mapped from exc
+            raise self._mapped(exc) from exc
         return json.loads(answers[0].body.to_pybytes()) if answers else None
 
     def _connection(self) -> flight.FlightClient:
@@ -201,7 +200,7 @@ def over_executors(batches: Iterable[RecentBatch]) -> list[RecentBatch]:
     for one in batches:
         place = (one.query, one.operator, one.batch_ms, one.batch_id)
         so_far = found.get(place, replace(one, shards=0, values={}))
-        values = together(so_far.values, one.values)
+        values = merged(so_far.values, one.values)
         found[place] = replace(so_far, shards=so_far.shards + one.shards, values=values)
     return sorted(found.values(), key=lambda one: (one.batch_ms, one.batch_id or 0), reverse=True)
 
@@ -213,11 +212,11 @@ def recent_batches(local_dir: str | None = None) -> list[RecentBatch]:
     for root in local_dirs.all_roots(local_dir):
         for directory in sorted(root.glob(f"{local_dirs.user_name()}/executor-*")):
             left_seconds = (end_ms - clock.monotonic_ms()) / 1000
-            found += _ask(directory, max(left_seconds, _LEAST_SECONDS))
+            found += _recent_of(directory, max(left_seconds, _LEAST_SECONDS))
     return sorted(found, key=lambda batch: batch.batch_ms)
 
 
-def _ask(executor_directory: Path, timeout_seconds: float) -> list[RecentBatch]:
+def _recent_of(executor_directory: Path, timeout_seconds: float) -> list[RecentBatch]:
     client = StateClient(executor_directory)
     try:
         answer = client.call("recent", timeout_seconds=timeout_seconds)

@@ -17,7 +17,7 @@ from typing import Literal
 
 _NOT_ANNOUNCED = {"shard", "snapshot_lag_ms", "snapshot_bytes", "snapshot_failures", "unanswered"}
 #: How a metric is computed from a micro-batch's calls: number of shards; number of calls; sum of a measure; sum of the
-#: shards' newest values of it; its largest value; the shard with the largest value.
+#: newest value of each shard; largest value; shard with the largest value.
 Kind = Literal["shards", "calls", "total", "level", "largest", "where"]
 _US, _MS = 1_000_000, 1_000
 
@@ -122,11 +122,11 @@ METRICS: Sequence[Metric] = (
     Metric("servers_unanswered", "total", "unanswered"),
 )
 
-#: Measures of which a group of calls has the largest value; of all others it has the sum.
+#: Measures that are merged by maximum; all others are summed.
 _LARGEST = {one.measure for one in METRICS if one.kind == "largest"} - {one.measure for one in METRICS if one.is_sum}
 
 
-def together(some: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
+def merged(some: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
     """Merge the measures of two groups of calls."""
     found = dict(some)
     for name, value in others.items():
@@ -138,7 +138,7 @@ def of_group(shards: int, measured: Mapping[str, int]) -> dict[str, float | None
     """Return the metrics of a group with one call per shard; None if the group's measures do not determine a metric."""
     found: dict[str, float | None] = {}
     for metric in METRICS:
-        is_told = metric.is_sum or (metric.kind == "largest" and metric.measure in _LARGEST)
-        value = measured.get(metric.measure) if is_told else None
+        is_known = metric.is_sum or (metric.kind == "largest" and metric.measure in _LARGEST)
+        value = measured.get(metric.measure) if is_known else None
         found[metric.name] = value / metric.unit if value is not None and metric.unit != 1 else value
     return found | {"shards": shards}

@@ -139,7 +139,7 @@ class Committed(_Message, notice=True):
     #: As configured. They are sent only through a socket that no other user can open, and are never stored.
     storage_options: Mapping[str, str]
     policy: Annotated[SnapshotPolicy, Coding(Mapping[str, int | None], _policy, asdict)]
-    retained_versions: int  #: To how many versions before the accepted version the query may return
+    retained_versions: int  #: How many versions before the accepted version must stay restorable
     upload_bandwidth_bytes: int | None = None  #: Limit on the bytes per second that snapshots upload
     measured: MeasuredBatch | None = None
     metrics_port: int | None = None  #: The first port to try for the Prometheus endpoint; None for no endpoint

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast import clock
 from holdfast.distribution import pip_install
-from holdfast.spark_integration.client.measures import METRICS, together
+from holdfast.spark_integration.client.measures import METRICS, merged
 from holdfast.spark_integration.client.messages import Committed, MeasuredBatch
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _COUNTERS: Sequence[tuple[str, str, str, int]] = (
     *((one.name, one.text, one.measure, one.unit) for one in METRICS if one.kind == "total" and one.text),
 )
 # The server's counters: name, help text, counter.
-_OF_SERVER: Sequence[tuple[str, str, str]] = (
+_SERVER_COUNTERS: Sequence[tuple[str, str, str]] = (
     ("snapshots", "Snapshots written.", "snapshots"),
     ("snapshot_bytes", "Bytes uploaded for snapshots.", "snapshot_new_bytes"),
     ("snapshot_failures", "Snapshots that failed.", "snapshot_errors"),
@@ -103,7 +103,7 @@ class OperatorTotals:
             self.values["repeated_calls"] += 1
             return
         batch.shards.add(directory)
-        batch.values = together(batch.values, values)
+        batch.values = merged(batch.values, values)
         self.values["calls"] += 1
         self.values.update(values)
 
@@ -174,7 +174,6 @@ class ServerMetrics:
     snapshot_ages_ms: Callable[[], Mapping[str, int]]  #: Age of each shard's last snapshot, by shard directory
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the current metrics."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         operators, ages_ms = self.batches.totals(), self.snapshot_ages_ms()
@@ -193,7 +192,7 @@ class ServerMetrics:
                 gauge.add_metric(labels, of([values.get(measure, 0) for values in shards]) / unit)
             yield gauge
         counters = self.counters()
-        for name, text, counted in _OF_SERVER:
+        for name, text, counted in _SERVER_COUNTERS:
             yield CounterMetricFamily(f"holdfast_{name}", text, value=counters[counted])
 
 

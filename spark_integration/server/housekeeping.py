@@ -119,7 +119,7 @@ class ShardUse:
         with self._lock:
             return [directory for operator in self._operators.values() for directory in operator.idle(now_ms)]
 
-    def idle_beside(self, directory: str) -> list[str]:
+    def idle_siblings(self, directory: str) -> list[str]:
         """Return the idle shards of a shard's operator, in time proportional to their number."""
         with self._lock:
             operator = self._operators.get(Path(directory).parent)
@@ -200,7 +200,7 @@ class Housekeeping:
         self.queue = ShardQueue()
         self._known: dict[str, Committed] = {}
         self._swept_ms: dict[str, int] = {}
-        self.counters = {"announced": 0, "dropped": 0, "merged": 0, "leftovers": 0, "let_go": 0, "errors": 0}
+        self.counters = {"announced": 0, "dropped": 0, "merged": 0, "leftovers": 0, "shards_dropped": 0, "errors": 0}
 
     def announce(self, message: Committed) -> None:
         """Queue the work after a commit, in place of the shard's queued commit, if any."""
@@ -218,7 +218,7 @@ class Housekeeping:
                     in_memory = find_backend(message.shard.backend).in_memory
                     self._use.called(message.shard.directory, in_memory=in_memory)
                 self._keep(message, backend)
-            self._let_go(self._use.idle_beside(message.shard.directory))
+            self._drop_idle(self._use.idle_siblings(message.shard.directory))
         except NotFoundError as exc:
             # The version was dropped, or the query removed or restarted: a later announcement covers the work.
             _log.info("nothing to do for %r: %s", message, exc)
@@ -242,7 +242,7 @@ class Housekeeping:
     def tidy_up(self) -> None:
         """Drop idle shards, forget removed shards, and close unneeded storages; called periodically."""
         self._use.count_existing(self._shards.root)
-        self._let_go(self._use.idle())
+        self._drop_idle(self._use.idle())
         for directory in list(self._known):
             if not os.path.exists(directory):  # `Path.exists` may raise on a disk error and end the server
                 self._forget(directory)
@@ -252,12 +252,12 @@ class Housekeeping:
         self._shards.close_unused()
         self._logs.close_unused(list(self._known.values()))
 
-    def _let_go(self, directories: Iterable[str]) -> None:
+    def _drop_idle(self, directories: Iterable[str]) -> None:
         """Remove the local state of idle shards."""
         for directory in directories:
             try:
                 if self._shards.remove(Path(directory)):
-                    self.counters["let_go"] += 1
+                    self.counters["shards_dropped"] += 1
                     self._forget(directory)
                     remove_if_empty(Path(directory).parent)
                     _log.info("dropped %s, which this executor no longer uses", directory)

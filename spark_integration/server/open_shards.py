@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -28,7 +28,7 @@ from holdfast.spark_integration.executor.takeover import open_backend
 REPLACE_WITHIN_SECONDS = 30.0
 IDLE_AFTER_MS = 10 * 60_000
 #: Below the executor's directory: shards that are being removed.
-GOING = "going"
+BEING_REMOVED = "going"
 
 _log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class _Slot:
         self.users = 0
         self.wanted_ms = self.used_ms = 0
 
-    def is_other(self, address: ShardAddress) -> bool:
+    def is_outdated(self, address: ShardAddress) -> bool:
         """Return whether the backend is open for a different address or in a removed directory."""
         return self.backend is not None and (
             self.address != address or self.identity != _identity(Path(address.directory))
@@ -138,12 +138,12 @@ class OpenShards:
         address, directory = message.shard, require_below(self.root, message.shard.directory)
         with self._slot(directory) as slot:
             with slot.changed:
-                if slot.is_other(address) and slot.wanted_ms >= message.announced_ms:
+                if slot.is_outdated(address) and slot.wanted_ms >= message.announced_ms:
                     raise NotFoundError(
                         "the shard has been reopened with different tables or options, or in a new directory",
                         directory=address.directory,
                     )
-                _close_if_other(slot, address)
+                _close_if_outdated(slot, address)
                 if slot.backend is None:
                     slot.backend = open_backend(
                         address.backend, directory, address.schemas(), address.backend_options, self.root
@@ -186,7 +186,7 @@ class OpenShards:
 
     def remove(self, directory: Path) -> bool:
         """Close a shard and remove its local state; return False if this server or a worker uses it."""
-        going = self.root / GOING / clock.new_id()
+        going = self.root / BEING_REMOVED / clock.new_id()
         require_below(self.root, str(directory))
         with self._slot(directory) as slot, slot.changed:
             if slot.users:
@@ -200,9 +200,9 @@ class OpenShards:
         shutil.rmtree(going, ignore_errors=True)
         return True
 
-    def remove_going(self) -> None:
+    def finish_removals(self) -> None:
         """Finish the removals that a killed server started."""
-        shutil.rmtree(self.root / GOING, ignore_errors=True)
+        shutil.rmtree(self.root / BEING_REMOVED, ignore_errors=True)
 
     def _directories(self) -> list[Path]:
         with self._lock:
@@ -220,17 +220,17 @@ class OpenShards:
                     _log.warning("left %s open: it is still in use", directory)
 
 
-def _close_if_other(slot: _Slot, address: ShardAddress) -> None:
+def _close_if_outdated(slot: _Slot, address: ShardAddress) -> None:
     """Wait until a shard is unused and close it if it is open for a different address."""
-    if slot.is_other(address) and not slot.changed.wait_for(
-        lambda: not slot.users or not slot.is_other(address), REPLACE_WITHIN_SECONDS
+    if slot.is_outdated(address) and not slot.changed.wait_for(
+        lambda: not slot.users or not slot.is_outdated(address), REPLACE_WITHIN_SECONDS
     ):
         raise UnavailableError(
             "a different query uses the shard, with different tables or options or in a different directory: stop "
             "that query",
             directory=address.directory,
         )
-    if slot.is_other(address):
+    if slot.is_outdated(address):
         _close(slot)
 
 
@@ -296,14 +296,6 @@ class DurableLogs:
             if self._bandwidth is None or self._bandwidth[0] != bytes_per_second:
                 self._bandwidth = bytes_per_second, Bandwidth(bytes_per_second)
             return LimitedStorage(storage, self._bandwidth[1])
-
-    def requests(self) -> dict[str, dict[str, int]]:
-        """Return the requests made to each open storage and the bytes sent and received, by URL."""
-        found: dict[str, Counter[str]] = {}
-        with self._lock:
-            for opened in self._opened.values():
-                found.setdefault(opened.storage.url, Counter()).update(opened.storage.requests)
-        return {url: dict(counted) for url, counted in found.items()}
 
     def _use(self, place: _Place) -> _Opened:
         url, options = place

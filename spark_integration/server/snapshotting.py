@@ -51,14 +51,14 @@ class _Progress:
     #: Consecutive failures, by operation
     failures: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     missed: int = 0  #: Consecutive versions dropped before their snapshot
-    has_looked: bool = False  #: Whether storage was searched for late snapshots by the shard's previous executor
+    has_searched: bool = False  #: Whether storage was searched for late snapshots by the shard's previous executor
     retry_ms: int = 0  #: Earliest time of the next attempt
     error: str | None = None  #: Why the last snapshot failed
     headers: Headers | None = None  #: Object headers that clean-ups have read
     unsent: SnapshotNews = field(default_factory=SnapshotNews)  #: News since the last answer to an announcement
     #: The micro-batch of the last announcement, and the answer to it
     answered: tuple[int | None, SnapshotNews] = field(default_factory=lambda: (None, SnapshotNews()))
-    put_off: Committed | None = None  #: A commit postponed because a worker's snapshot was being written
+    postponed: Committed | None = None  #: A commit postponed because a worker's snapshot was being written
     lock: threading.Lock = field(default_factory=threading.Lock)  #: Held while a snapshot is written
 
 
@@ -120,11 +120,11 @@ class Snapshotting:
 
     def _write_unless_busy(self, message: Committed, progress: _Progress) -> None:
         """Write a due snapshot; if a worker is writing one, postpone it and serve other shards."""
-        progress.put_off = message  # before trying the lock: `write_now` checks it after releasing the lock
+        progress.postponed = message  # before trying the lock: `write_now` checks it after releasing the lock
         if not progress.lock.acquire(blocking=False):
             return
         try:
-            progress.put_off = None
+            progress.postponed = None
             self._write(message, progress, forced=False)
         finally:
             progress.lock.release()
@@ -136,9 +136,9 @@ class Snapshotting:
             with _held(progress.lock, message):
                 return self._write(message, progress, forced=True)
         finally:
-            put_off = progress.put_off
-            if put_off is not None and self._progress.get(message.shard.directory) is progress:  # not yet forgotten
-                self.queue.put_back(put_off)
+            postponed = progress.postponed
+            if postponed is not None and self._progress.get(message.shard.directory) is progress:  # not yet forgotten
+                self.queue.put_back(postponed)
 
     def _write(self, message: Committed, progress: _Progress, *, forced: bool) -> bool:
         """Write a snapshot if due; the caller holds the shard's lock, but the shard may be reopened meanwhile."""
@@ -152,9 +152,9 @@ class Snapshotting:
             lineage = log.snapshots.notes.apply_to(written)
             if not self._is_wanted(message, log, lineage, progress, forced=forced):
                 return False
-            if not progress.has_looked:
+            if not progress.has_searched:
                 log.snapshots.discover(lineage)
-                progress.has_looked, lineage = True, log.snapshots.notes.apply_to(written)
+                progress.has_searched, lineage = True, log.snapshots.notes.apply_to(written)
                 if not self._is_wanted(message, log, lineage, progress, forced=forced):
                     return False
             started_ms = self._monotonic_ms()
@@ -209,8 +209,8 @@ class Snapshotting:
             with self._logs.log_of(message) as log:
                 if log is not None:
                     report_trouble(log.objects, what, exc, in_a_row, socket.gethostname(), self._now_ms())
-        except HoldfastError as unheard:
-            _log.warning("cannot record the failure in %s: %s", message.state_dir, unheard)
+        except HoldfastError as unrecorded:
+            _log.warning("cannot record the failure in %s: %s", message.state_dir, unrecorded)
         return in_a_row
 
     def _clean_up(

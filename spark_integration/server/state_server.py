@@ -51,7 +51,7 @@ CLEAN_EVERY_SECONDS = 300.0
 #: Per storage. Each thread holds a part of a file, so their number bounds the memory of uploads.
 UPLOAD_THREADS = 4
 END_WITHIN_SECONDS = 20.0
-_FILES_WHERE_UNLIMITED = 1 << 16
+_FILES_IF_UNLIMITED = 1 << 16
 LOG_BYTES_MAX = 16 << 20
 _log = logging.getLogger("holdfast.state_server")
 
@@ -64,13 +64,11 @@ class StateService(flight.FlightServerBase):
         location: str,
         housekeeping: Housekeeping,
         snapshotting: Snapshotting,
-        logs: DurableLogs,
         batches: MeasuredBatches,
         exposition: Exposition,
     ) -> None:
         self._housekeeping = housekeeping
         self._snapshotting = snapshotting
-        self._logs = logs
         self._batches = batches
         self._exposition = exposition
         super().__init__(location)  # last, because it starts serving
@@ -113,7 +111,6 @@ class StateService(flight.FlightServerBase):
         return found | {
             "metrics_port": self._exposition.port,
             "snapshot_errors": self._snapshotting.errors(),
-            "requests": self._logs.requests(),
         }
 
     def _drain(self, timeout_seconds: float) -> bool:
@@ -127,7 +124,7 @@ def serve(executor_directory: Path, executor: ProcessId, socket: Path, lock: int
     """Serve until the executor ends, then clean up; return at once if workers no longer find the server."""
     socket.unlink(missing_ok=True)
     shards = OpenShards(executor_directory)
-    shards.remove_going()
+    shards.finish_removals()
     logs = DurableLogs(partial(ThreadPoolExecutor, UPLOAD_THREADS, thread_name_prefix="holdfast-io"))
     snapshotting = Snapshotting(shards, logs)
     batches = MeasuredBatches()
@@ -148,10 +145,10 @@ def serve(executor_directory: Path, executor: ProcessId, socket: Path, lock: int
     ]
     for worker in workers:
         worker.start()
-    server = StateService(f"grpc+unix://{socket}", *(housekeeping, snapshotting, logs, batches, exposition))
+    server = StateService(f"grpc+unix://{socket}", housekeeping, snapshotting, batches, exposition)
     os.chmod(socket, 0o600)
     _log.info("serving executor %s from process %d", executor, os.getpid())
-    if not _tidy_up_until_the_end(housekeeping, executor_directory, executor, socket, lock):
+    if not _tidy_up_until_end(housekeeping, executor_directory, executor, socket, lock):
         return
     exposition.close()
     housekeeping.queue.end()
@@ -160,7 +157,7 @@ def serve(executor_directory: Path, executor: ProcessId, socket: Path, lock: int
     takeover.leave_executor_directory(executor_directory)
 
 
-def _tidy_up_until_the_end(
+def _tidy_up_until_end(
     housekeeping: Housekeeping, executor_directory: Path, executor: ProcessId, socket: Path, lock: int
 ) -> bool:
     """Tidy up periodically; return True when the executor ends, False when workers no longer find the server."""
@@ -204,9 +201,8 @@ class _NoPandas:
     """An import hook that hides pandas."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Leave other modules to the next finder."""
         if name == "pandas":
-            raise ModuleNotFoundError("not here", name=name)
+            raise ModuleNotFoundError("pandas is hidden from pyarrow", name=name)
 
 
 def _convert_without_pandas() -> None:
@@ -222,13 +218,13 @@ def _convert_without_pandas() -> None:
 def _raise_file_limit() -> None:
     """Raise the limit on open files as far as the system allows: databases keep many open, and defaults are low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _FILES_WHERE_UNLIMITED if hard == resource.RLIM_INFINITY else hard
+    wanted = _FILES_IF_UNLIMITED if hard == resource.RLIM_INFINITY else hard
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(ValueError, OSError):  # the kernel has a lower limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _take_memory_limit(executor: ProcessId) -> None:
+def _restore_memory_limit(executor: ProcessId) -> None:
     """Replace the inherited limit on address space by the executor's; warn if only root may raise it."""
     if sys.platform != "linux":
         return  # Spark limits workers only on Linux
@@ -271,7 +267,7 @@ def main() -> None:
     executor = ProcessId.parse(configuration["executor"])
     if executor is None:
         raise SystemExit(f"invalid executor: {configuration['executor']!r} is no process id and start time")
-    _take_memory_limit(executor)
+    _restore_memory_limit(executor)
     served = False
     try:
         # The process inherited the lock from its parent, and releases it when it ends.

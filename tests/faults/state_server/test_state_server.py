@@ -229,7 +229,7 @@ def test_it_asks_for_the_executors_limit(executor: Executor, monkeypatch: pytest
     asked: list[tuple[int, tuple[int, int]]] = []
     monkeypatch.setattr(resource, "setrlimit", lambda *arguments: asked.append(arguments))
     subprocess.run(["prlimit", f"--as={LIMIT_BYTES}", "--pid", str(executor.id.pid)], check=True)
-    state_server._take_memory_limit(executor.id)
+    state_server._restore_memory_limit(executor.id)
     assert asked == [(resource.RLIMIT_AS, (LIMIT_BYTES, LIMIT_BYTES))]
 
 

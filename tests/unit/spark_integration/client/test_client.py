@@ -66,7 +66,7 @@ def test_executors_are_asked_whatever_memory_is_free(tmp_path: Path, monkeypatch
         asked.append(directory)
         return []
 
-    monkeypatch.setattr(connection, "_ask", ask)
+    monkeypatch.setattr(connection, "_recent_of", ask)
     executors = {tmp_path / root / local_dirs.user_name() / f"executor-{root}" for root in ("disk", "shm")}
     for executor in executors:
         executor.mkdir(parents=True)
