@@ -62,7 +62,7 @@ def first_due_ms(run: Run) -> int:
 
 
 def is_by_time(schema: TableSchema) -> bool:
-    """Return whether a table holds timers; no column of a user has this value type."""
+    """Return whether a table holds timers; users' columns never have this type."""
     return bool(schema.value.equals(_VALUES))
 
 

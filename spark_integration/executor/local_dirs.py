@@ -135,7 +135,6 @@ def private_directory(path: Path) -> Path:
 
 
 def user_directory(root: Path) -> Path:
-    """Return the user's directory below a root."""
     return private_directory(root / user_name())
 
 
@@ -193,7 +192,6 @@ def _digest(executor_directory: Path) -> str:
 
 
 def make_log_directory() -> None:
-    """Create the directory of the log files."""
     private_directory(user_directory(temporary_directory()) / "logs")
 
 
@@ -243,5 +241,5 @@ def is_found(executor_directory: Path, socket: Path, lock: int) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
-        return True  # a damaged disk hides them; after an end, workers would only start a new server
+        return True  # a damaged disk hides them; if the server ended, workers would only start a new server
     return os.path.samestat(os.fstat(lock), there)

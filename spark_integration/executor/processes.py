@@ -152,7 +152,7 @@ def place_of(process: ProcessId) -> str:
 
 
 def lives(place: str, within_seconds: float = ENDS_WITHIN_SECONDS) -> bool | None:
-    """Wait for the end of the process of `place_of`; return whether it is running, or None if it is not visible."""
+    """Wait for a process to end, given its `place_of`; return whether it still runs, or None if it is not visible."""
     process = ProcessId.parse(place.partition(".")[2])
     if process is None or place != place_of(process):
         return None

@@ -1,4 +1,4 @@
-"""Takes over the local state of dead executors on this machine, and removes the state that nobody takes over.
+"""Takes over the local state of dead executors on this machine, and removes what is not taken over within a day.
 
 ::
 
@@ -53,7 +53,7 @@ _TAKING_OVER = "taking-over"
 _WORK = "work"
 
 _log = logging.getLogger(__name__)
-_looked_ms: dict[Path, int] = {}
+_searched_ms: dict[Path, int] = {}
 
 
 def open_backend(
@@ -129,8 +129,8 @@ def working_directory(local_dir: str | None = None) -> Iterator[Path]:
     """Yield a temporary directory that looks like an executor's, so the clean-up removes it after a kill."""
     root = choose_root(local_dir, in_memory=False)
     begun_ms = clock.monotonic_ms()
-    if begun_ms - _looked_ms.get(root, -LOOK_EVERY_MS) >= LOOK_EVERY_MS:  # reading pointers creates hundreds
-        _looked_ms[root] = begun_ms
+    if begun_ms - _searched_ms.get(root, -LOOK_EVERY_MS) >= LOOK_EVERY_MS:  # reading pointers creates hundreds
+        _searched_ms[root] = begun_ms
         remove_dead_executors(root, clock.now_ms())
     path = process_directory(root, clock.new_id())
     lock = None
@@ -239,9 +239,9 @@ def _shard_lock(path: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _wait_for(ask: Callable[[], int | None], wait_ms: int) -> int | None:
-    """Poll until `ask` returns a result or the time is up."""
+def _wait_for(attempt: Callable[[], int | None], wait_ms: int) -> int | None:
+    """Repeat `attempt` until it returns a result or the time is up."""
     end_ms = clock.monotonic_ms() + wait_ms
-    while (answer := ask()) is None and clock.monotonic_ms() < end_ms:
+    while (found := attempt()) is None and clock.monotonic_ms() < end_ms:
         clock.sleep_ms(50)
-    return answer
+    return found

@@ -274,10 +274,10 @@ def run_batch(rows: SentRows, initial: SentRows | None) -> DataFrame:
         return groups.applyInPandas(shard, schema)
     first = initial.step
 
-    def begun_shard(key: tuple[Any, ...], initial_frame: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
+    def shard_with_initial(key: tuple[Any, ...], initial_frame: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
         return _called(key, [(first, initial_frame), (step, frame)])
 
-    return initial.frame.groupBy(ROUTE).cogroup(groups).applyInPandas(begun_shard, schema)
+    return initial.frame.groupBy(ROUTE).cogroup(groups).applyInPandas(shard_with_initial, schema)
 
 
 def _called(key: tuple[Any, ...], parts: list[tuple[ShardStep, pd.DataFrame]]) -> pd.DataFrame:

@@ -1,5 +1,1 @@
-"""Calls functions key by key, over the state of whole shards.
-
-Rows, states and timers are fetched, converted and written as columns, many keys at a time. The loop over keys only does
-what the user's function needs.
-"""
+"""Calls functions key by key; rows, states and timers are read, converted and written for many keys at a time."""

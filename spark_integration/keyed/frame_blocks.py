@@ -166,7 +166,7 @@ def _cut_blocks(frame: pd.DataFrame) -> Callable[[slice], pd.DataFrame]:
         )
         part = make(blocks, [next(labels), new_index_of(range(rows.stop - rows.start))], False)
         found: pd.DataFrame = _new(pd.DataFrame)
-        _give_parts(found, part, give_columns(found, columns, blocks))
+        _set_attributes(found, part, column_cache(found, columns, blocks))
         return found
 
     return cut
@@ -202,13 +202,13 @@ class Columns:
         block = blocks[number]
         column = self._manager(type(block)(block.iget(row), self._place(slice(0, len(index))), 1, block.refs), index)
         found: pd.Series[Any] = _new(pd.Series)
-        parts = _give_parts(found, column, {})
+        parts = _set_attributes(found, column, {})
         parts[_NAME] = name
         parts[_CACHER] = name, frame_ref
         return found
 
 
-class _Taken(dict[Any, Any]):
+class _LazyColumns(dict[Any, Any]):
     """The column cache of a frame, which creates a missing column when pandas looks it up."""
 
     __slots__ = ("_blocks", "_columns", "_frame")
@@ -225,21 +225,21 @@ class _Taken(dict[Any, Any]):
         return found
 
 
-def pandas_columns(frame: pd.DataFrame, columns: Columns, blocks: tuple[Any, ...]) -> dict[Any, Any]:
+def plain_columns(frame: pd.DataFrame, columns: Columns, blocks: tuple[Any, ...]) -> dict[Any, Any]:
     """Return a plain column cache: pandas creates the columns."""
     return {}
 
 
-def our_columns(frame: pd.DataFrame, columns: Columns, blocks: tuple[Any, ...]) -> dict[Any, Any]:
+def lazy_columns(frame: pd.DataFrame, columns: Columns, blocks: tuple[Any, ...]) -> dict[Any, Any]:
     """Return a column cache in which `columns` creates the columns."""
-    return _Taken(frame, columns, blocks)
+    return _LazyColumns(frame, columns, blocks)
 
 
 #: Creates the column cache of a cut frame; replaced together with pandas' functions.
-give_columns = pandas_columns
+column_cache = plain_columns
 
 
-def _give_parts(of: pd.DataFrame | pd.Series[Any], manager: Any, columns: dict[Any, Any]) -> dict[str, Any]:
+def _set_attributes(of: pd.DataFrame | pd.Series[Any], manager: Any, columns: dict[Any, Any]) -> dict[str, Any]:
     """Set and return the attributes of a new frame or series, as pandas' constructor does."""
     parts = vars(of)
     parts[_IS_COPY] = None
@@ -316,7 +316,6 @@ def joined_columns(places: tuple[bytes, ...], frames: list[list[Array]]) -> list
 
 
 def _joined(blocks: tuple[Any, ...]) -> list[Array]:
-    """Concatenate blocks; return their columns."""
     first = blocks[0]
     if first.ndim == 1:
         return [concatenated(blocks)]

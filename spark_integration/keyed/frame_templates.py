@@ -299,7 +299,7 @@ class _Exchange:
         for module, name, ours in ((reducing, "nansum", _sum), (making, frame_blocks.OPTION, _option)):
             own = getattr(module, name)
             self._pairs.append((module, name, _as_of_pandas(ours(own)), own))
-        self._pairs.append((frame_blocks, "give_columns", frame_blocks.our_columns, frame_blocks.pandas_columns))
+        self._pairs.append((frame_blocks, "column_cache", frame_blocks.lazy_columns, frame_blocks.plain_columns))
         self._lock = threading.Lock()
         self._inside = 0
 
@@ -374,7 +374,7 @@ def _differing(exchange: _Exchange) -> list[int]:
     for at, sample in enumerate(_SAMPLES):
         try:
             with exchange:
-                sample()  # learns
+                sample()  # creates the template
                 ours = frame_blocks.anatomy(sample())
             is_same = ours == frame_blocks.anatomy(sample())
         except (AttributeError, KeyError, IndexError, TypeError, ValueError):  # pandas has changed names or arguments

@@ -60,7 +60,7 @@ class FrameFormat:
     assign_cols_by_name: bool = True
     int_to_decimal_coercion_enabled: bool = False  #: Whether to accept integers as decimals
     #: Whether frames are built from Python values, as for a processor: `spark_versions.makes_frames_anew`.
-    made_anew: bool = False
+    from_python: bool = False
 
     @classmethod
     def of_session(cls, session: SparkSession) -> FrameFormat:
@@ -92,12 +92,12 @@ class FrameFormat:
             raise
         if self.prefer_int_ext_dtype:
             series = [_with_all_digits(s, c) for s, c in zip(series, columns, strict=True)]
-        return [_inferred(s) for s in series] if self.made_anew else series
+        return [_inferred(s) for s in series] if self.from_python else series
 
     def _shown_type(self, data_type: pa.DataType) -> pa.DataType:
-        if self.made_anew and pa.types.is_floating(data_type):
+        if self.from_python and pa.types.is_floating(data_type):
             return pa.float64()
-        if self.made_anew and pa.types.is_integer(data_type) and not self.prefer_int_ext_dtype:
+        if self.from_python and pa.types.is_integer(data_type) and not self.prefer_int_ext_dtype:
             return pa.int64()
         return in_zone(data_type, self.timezone)
 
@@ -266,7 +266,6 @@ class OutputFrames:
             yield frame
 
     def blocks_of(self, frame: pd.DataFrame) -> tuple[tuple[bytes, ...], list[Array]]:
-        """Return the positions and values of a frame's blocks."""
         return blocks_of(frame)
 
     def _add(self, frame: pd.DataFrame, rows: int, key: tuple[Any, ...]) -> None:

@@ -107,7 +107,7 @@ def to_python(column: pa.Array, data_type: T.DataType) -> list[Any]:
         rows: Iterable[Any] = zip(*parts, strict=True) if parts else itertools.repeat((), len(column))
         made = list(map(struct_maker(*data_type.names), rows))
     elif isinstance(data_type, T.ArrayType):
-        made = _stretches(column, to_python(column.flatten(), data_type.elementType))
+        made = _split_by_row(column, to_python(column.flatten(), data_type.elementType))
     elif isinstance(data_type, T.MapType):
         entries = column.cast(pa.large_list(pa.struct([column.type.key_field, column.type.item_field])))
         keys, items = entries.flatten().flatten()
@@ -115,7 +115,7 @@ def to_python(column: pa.Array, data_type: T.DataType) -> list[Any]:
         if isinstance(data_type.keyType, (T.ArrayType, T.BinaryType, T.StructType)):
             shown = list(map(_as_key, shown))
         pairs = zip(shown, to_python(items, data_type.valueType), strict=True)
-        made = [dict(some) for some in _stretches(entries, list(pairs))]
+        made = [dict(some) for some in _split_by_row(entries, list(pairs))]
     elif isinstance(data_type, T.BinaryType):
         return spark_versions.state_binaries(plain(column))
     elif isinstance(data_type, T.TimestampType):
@@ -164,7 +164,7 @@ def _times(column: pa.Array) -> list[Any]:
         return []
 
 
-def _stretches(column: pa.Array, flat: list[Any]) -> list[list[Any]]:
+def _split_by_row(column: pa.Array, flat: list[Any]) -> list[list[Any]]:
     """Split the flat elements of a list column by row; a null row gets an empty list."""
     ends = itertools.accumulate(pc.list_value_length(column).fill_null(0).to_pylist())
     return [flat[start:end] for start, end in itertools.pairwise(itertools.chain((0,), ends))]

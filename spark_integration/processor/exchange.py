@@ -190,14 +190,14 @@ class FrameExchange:
     frame_format: FrameFormat  #: The output's format
     rows_each: int  #: Maximum rows per frame
     #: Whether frames and keys are built from Python values
-    made_anew: bool = field(default_factory=spark_versions.makes_frames_anew)
+    from_python: bool = field(default_factory=spark_versions.makes_frames_anew)
 
     def slabs(self, rows: pa.Table, order: KeyOrder) -> KeySlabs[Any]:
-        shown = replace(self.frame_format, made_anew=self.made_anew)
+        shown = replace(self.frame_format, from_python=self.from_python)
         return KeyFrames(rows, order.rows, order.starts, shown, self.rows_each)
 
     def keys(self, shown: pa.Table) -> list[KeyTuple]:
-        if not self.made_anew:
+        if not self.from_python:
             return key_tuples(shown, self.frame_format)
         return list(zip(*map(self._key_column, shown.column_names, shown.columns), strict=True))
 
@@ -216,7 +216,7 @@ class FrameExchange:
 
     def beside_initial_state(self) -> FrameExchange:
         """Return the exchange for an initial state and the first micro-batch."""
-        return replace(self, made_anew=spark_versions.makes_frames_anew(beside_initial_state=True))
+        return replace(self, from_python=spark_versions.makes_frames_anew(beside_initial_state=True))
 
     def output(self) -> ProcessorOutput:
         return _ProcessorFrames(self.output_schema, self.frame_format, self.rows_each)
@@ -236,9 +236,9 @@ class _ProcessorFrames(OutputFrames):
 
     def blocks_of(self, frame: pd.DataFrame) -> tuple[tuple[bytes, ...], list[Array]]:
         places, blocks = super().blocks_of(frame)
-        return places, [self._as_it_is(block) for block in blocks]
+        return places, [self._copy_of(block) for block in blocks]
 
-    def _as_it_is(self, block: Any) -> Array:
+    def _copy_of(self, block: Any) -> Array:
         kept: Array = block.copy()
         if self._copied is not None and kept.dtype == np.object_ and isinstance(kept, np.ndarray):
             for at, value in np.ndenumerate(kept):

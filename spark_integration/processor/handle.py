@@ -32,19 +32,12 @@ from holdfast.spark_integration.spark_types import parse_struct
 from holdfast.spark_integration.ttl.expiry import LONGEST_TTL_MS
 
 #: Spark's names of a processor's phases.
-PRE_INIT, CREATED, INITIALIZED, DATA_PROCESSED, TIMER_PROCESSED = (
-    "PRE_INIT",
-    "CREATED",
-    "INITIALIZED",
-    "DATA_PROCESSED",
-    "TIMER_PROCESSED",
-)
+PRE_INIT, CREATED, INITIALIZED = "PRE_INIT", "CREATED", "INITIALIZED"
+DATA_PROCESSED, TIMER_PROCESSED = "DATA_PROCESSED", "TIMER_PROCESSED"
 #: The time modes' names in Spark's errors.
 SHOWN_TIME_MODES = {"None": "NoTime", "ProcessingTime": "ProcessingTime", "EventTime": "EventTime"}
-
-
+#: Parses a schema given as text; the second argument names the schema in errors.
 ParseText = Callable[[str, str], StructType]
-"""Parses a schema given as text; the second argument names the schema in errors."""
 
 
 class States(Protocol):

@@ -160,7 +160,7 @@ class AttributeWatch:
 
     def __init__(self, processor: StatefulProcessor) -> None:
         self._processor = processor
-        self._came_with = self._attributes()
+        self._pickled = self._attributes()
         self._before: dict[str, Any] = {}
         self._sizes: dict[str, int] = {}
 
@@ -170,7 +170,7 @@ class AttributeWatch:
         self._sizes = {
             name: len(value)
             for name, value in self._before.items()
-            if value is self._came_with.get(name) and isinstance(value, _CONTAINERS)
+            if value is self._pickled.get(name) and isinstance(value, _CONTAINERS)
         }
 
     def warn_of_changes(self) -> None:
@@ -189,14 +189,14 @@ class AttributeWatch:
 
     def _changed(self) -> list[str]:
         after = self._attributes()
-        bound_anew = [
+        rebound = [
             name
             for name in {**self._before, **after}
             if after.get(name, _ABSENT) is not self._before.get(name, _ABSENT)
             and not isinstance(getattr(type(self._processor), name, None), cached_property)
         ]
-        grown = [name for name, size in self._sizes.items() if name not in bound_anew and len(after[name]) != size]
-        return bound_anew + grown
+        grown = [name for name, size in self._sizes.items() if name not in rebound and len(after[name]) != size]
+        return rebound + grown
 
     def _attributes(self) -> dict[str, Any]:
         return dict(vars(self._processor))
@@ -217,7 +217,7 @@ class TransformWithState:
     output_mode: str
     is_streaming: bool  #: False in a batch query, which keeps no state
     state_changes: Mapping[str, ColumnChanges] = field(default_factory=dict)  #: Column changes by table
-    first_exchange: Exchange | None = None  #: For the first micro-batch beside an initial state
+    first_exchange: Exchange | None = None  #: For the first micro-batch with an initial state
     frame_templates: bool = True  #: Whether the processor's frames are built from templates
 
     def tables(self) -> Mapping[str, TableSchema]:

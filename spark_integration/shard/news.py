@@ -21,7 +21,7 @@ from holdfast.spark_integration.shard.task import QUERY_PROPERTY
 
 
 @dataclass(frozen=True)
-class AtWork:
+class ActiveQuery:
     """A query that is working on its state."""
 
     query_id: str  #: Spark's id
@@ -29,7 +29,7 @@ class AtWork:
     state_dir: str
 
 
-News = frozenset[AtWork]
+News = frozenset[ActiveQuery]
 
 
 class NewsParam(AccumulatorParam[News]):
@@ -53,10 +53,10 @@ def is_repeated() -> bool:
     return context is not None and context.attemptNumber() > 0
 
 
-def tell_driver(accumulator: bytes, state_id: str, state_dir: str | None) -> None:
+def report_to_driver(accumulator: bytes, state_id: str, state_dir: str | None) -> None:
     """Report this task's query to the driver, if the task knows the query and has an accumulator."""
     context = TaskContext.get()
     query_id = context.getLocalProperty(QUERY_PROPERTY) if context else None
     if accumulator and query_id and state_dir is not None:
         news: Accumulator[News] = pickle.loads(accumulator)  # noqa: S301
-        news.add(frozenset({AtWork(query_id, state_id, state_dir)}))
+        news.add(frozenset({ActiveQuery(query_id, state_id, state_dir)}))

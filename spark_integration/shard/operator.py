@@ -40,7 +40,7 @@ class BatchTimes:
     previous_ms: int | None
 
     def by_event_time(self) -> BatchTimes:
-        """Return the times by event time: now is the watermark, and the previous call was before the earliest timer."""
+        """Return the times by event time: the watermark, and a previous call just before the earliest timer."""
         earliest_ms = self.earliest_timer_ms
         return replace(
             self, processing_ms=self.watermark_ms or 0, previous_ms=None if earliest_ms is None else earliest_ms - 1
@@ -69,7 +69,7 @@ class ShardInput:
     late: int = 0  #: Number of rows dropped as late
     counts: CallCounts = field(default_factory=CallCounts)  #: Incremented by the function
 
-    def after_unknown_calls(self) -> ShardInput:
+    def without_previous_call(self) -> ShardInput:
         """Return the input without the time of the shard's previous call."""
         return replace(self, times=replace(self.times, previous_ms=None))
 
@@ -153,12 +153,11 @@ class Operator:
         return 0 if self.watermark is None else self.watermark.held_back_ms
 
     @property
-    def woken_later_ms(self) -> int:
+    def wake_delay_ms(self) -> int:
         """How much later a timer is due by Spark's clock than by the operator's."""
         return self.held_back_ms if self.fires_by_watermark else 0
 
     def input_of(self, received: Received, shard: int, batch_id: int | None, times: BatchTimes) -> ShardInput:
-        """Convert received rows to the input of one shard."""
         rows = received.rows
         return ShardInput(
             operator=self.name,

@@ -107,9 +107,9 @@ class PointerRow(NamedTuple):
         try:
             line = _Line.read(fields, "the pointer")
         except CorruptionError as exc:
-            raise _no_pointer(exc.facts.get("field")) from exc
+            raise _invalid_pointer(exc.facts.get("field")) from exc
         if carried is not None and line.pointer is None:
-            raise _no_pointer("carried")
+            raise _invalid_pointer("carried")
         return cls(
             line.query,
             line.directory,
@@ -213,7 +213,7 @@ def _parsed(row: tuple[Any, ...]) -> tuple[dict[str, Any], bytes | None]:
     return fields, carried if has_carried else None
 
 
-def _no_pointer(what: object) -> CorruptionError:
+def _invalid_pointer(what: object) -> CorruptionError:
     return CorruptionError(
         "holdfast cannot have written the pointer in Spark's state: check that the checkpoint location belongs to the "
         "query and that nothing else writes to it",

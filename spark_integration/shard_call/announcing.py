@@ -118,8 +118,8 @@ def reported(
         yield
     except Exception as exc:
         # The end of a replaced run is not a failure, and unreachable storage cannot store a report.
-        is_none = isinstance(exc, ConflictError) or (isinstance(exc, HoldfastError) and exc.retryable)
-        if log is not None and batch_id is not None and not is_none:
+        is_no_failure = isinstance(exc, ConflictError) or (isinstance(exc, HoldfastError) and exc.retryable)
+        if log is not None and batch_id is not None and not is_no_failure:
             _report(log, batch_id, exc, now_ms())
         raise
 
@@ -127,5 +127,5 @@ def reported(
 def _report(log: ObjectCommitLog, batch_id: int, error: Exception, now_ms: int) -> None:
     try:
         report_trouble(log.objects, of_batch(batch_id), error, 1, socket.gethostname(), now_ms)
-    except HoldfastError as unheard:
-        _log.warning("cannot record the failure of micro-batch %d: %s", batch_id, unheard)
+    except HoldfastError as unrecorded:
+        _log.warning("cannot record the failure of micro-batch %d: %s", batch_id, unrecorded)

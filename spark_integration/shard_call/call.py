@@ -65,8 +65,8 @@ def gather_rows(tables: Iterable[pa.Table], schema: pa.Schema, root: Path) -> pa
         held.append(table)
         held_bytes += table.nbytes
         if held_bytes > MEMORY_BYTES:
-            given_away = (held.pop(0) for _ in range(len(held)))
-            return _mapped(itertools.chain(given_away, tables), table.schema, root)
+            released = (held.pop(0) for _ in range(len(held)))
+            return _mapped(itertools.chain(released, tables), table.schema, root)
     return pa.concat_tables(held).combine_chunks() if held else schema.empty_table()
 
 
@@ -176,7 +176,7 @@ def _own_times(operator: Operator, group: ShardGroup) -> BatchTimes:
     return BatchTimes(
         processing_ms=group.batch_ms,
         watermark_ms=None if operator.watermark is None else group.watermark_ms - operator.held_back_ms,
-        earliest_timer_ms=None if earliest_ms is None else earliest_ms - operator.woken_later_ms,
+        earliest_timer_ms=None if earliest_ms is None else earliest_ms - operator.wake_delay_ms,
         previous_ms=remembered.batch_ms if remembered else None,
     )
 
@@ -223,7 +223,7 @@ class _Attempt:
                 watch.lineage = bound_chain(self._operator, opened, pointer, transaction.view)
                 opened.require_stored(pointer, watch.lineage, self._last_directory)
             batch = replace(self._batch, counts=CallCounts())
-            batch = batch if opened.tables.is_continuous else batch.after_unknown_calls()
+            batch = batch if opened.tables.is_continuous else batch.without_previous_call()
             due_ms = yield from self._operator.function.run(batch, transaction)
             opened.declare()
             committed = transaction.commit()
@@ -234,7 +234,7 @@ class _Attempt:
             shards=self._operator.shards,
             pointer=committed,
             carried=None if committed is None else opened.carried(committed),
-            earliest_timer_ms=None if due_ms is None else due_ms + self._operator.woken_later_ms,
+            earliest_timer_ms=None if due_ms is None else due_ms + self._operator.wake_delay_ms,
             batch_ms=self._batch.times.processing_ms,
             state_dir=self._operator.settings.state_dir,
         )

@@ -66,12 +66,12 @@ from holdfast.snapshotter.storage.probe import probe_storage
 from holdfast.snapshotter.upkeep.catalogue import list_shard
 from holdfast.spark_integration.executor.local_dirs import CLAIM_SUFFIX, RUNS, private_directory
 from holdfast.spark_integration.executor.processes import executor_process, kept_per_process, lives, place_of
-from holdfast.spark_integration.shard.news import is_repeated, tell_driver
+from holdfast.spark_integration.shard.news import is_repeated, report_to_driver
 from holdfast.spark_integration.shard.operator import ShardFunction
 from holdfast.spark_integration.shard.pointer_row import directory_of_query
 
 _log = logging.getLogger(__name__)
-_BRING_IT_BACK = (
+_REMEDY = (
     "Set spark.holdfast.state.dir to the directory that has the state, or restore its objects: only this executor's "
     "local copy still has the missing state"
 )
@@ -165,8 +165,8 @@ def keep_claim(
                 noted = claims.take(record, store_ms), now_ms()
                 note.write(noted[0])
                 has_news = True
-    tenure, looked_ms = noted
-    if abs(now_ms() - looked_ms) >= RENEW_EVERY_MS:
+    tenure, renewed_ms = noted
+    if abs(now_ms() - renewed_ms) >= RENEW_EVERY_MS:
         # Do not wait for a process that is renewing: unreachable storage may delay it for minutes.
         with note.locked(wait=False) as is_mine:
             if is_mine and note.read() == noted:
@@ -178,7 +178,7 @@ def keep_claim(
                 note.write(tenure)
                 has_news = True
     if has_news:
-        tell_driver(settings.news, record.query_id, settings.state_dir)
+        report_to_driver(settings.news, record.query_id, settings.state_dir)
     return tenure
 
 
@@ -275,10 +275,10 @@ def _require_versions(log: ObjectCommitLog, pointer: Pointer, newest: ChainEntry
             return  # restoring copes with missing parts or reports them
     raise StateLostError(
         "the state directory has only older versions than the query's pointer: it was restored from an older "
-        f"backup, or is a different directory. {_BRING_IT_BACK}"
+        f"backup, or is a different directory. {_REMEDY}"
         if stored
         else "the state directory has no state for the query's pointer: it was emptied, or is "
-        f"a different directory. {_BRING_IT_BACK}",
+        f"a different directory. {_REMEDY}",
         shard=log.objects.prefix,
         version=pointer,
         missing=newest.key,

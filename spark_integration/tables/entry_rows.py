@@ -103,17 +103,17 @@ class EntryRows:
         `near` limits them to entries whose first own key column is in a range of their grouping key; skipped entries
         cost almost nothing.
         """
-        asked = keys
+        wanted = keys
         if near is not None:
             own = keys.take(near.key)
-            asked = KeyRanges(own.hashes, own.columns, near.first, near.last)
-        if not len(asked):
+            wanted = KeyRanges(own.hashes, own.columns, near.first, near.last)
+        if not len(wanted):
             return
         sorted_keys = Run.build(self._prefix, keys, None)
         place_of = inverse(sorted_keys.find(keys))
         share_hashes = bool((sorted_keys.hashes[1:] == sorted_keys.hashes[:-1]).any())
         width = len(self._prefix.key)
-        for run in self._transaction.scan_prefix(self._schema.name, asked):
+        for run in self._transaction.scan_prefix(self._schema.name, wanted):
             rows = self._live(run)
             prefixes = from_columns(rows.keys.columns[:width], self._prefix.key, len(rows))
             # The hash identifies a row's grouping key unless two keys share a hash.

@@ -96,9 +96,9 @@ def misread_columns(
     """Explain which stored values would be lost or misread, although each type is readable as declared."""
     live, latest = stored.live[declared.name], stored.latest[declared.name]
     why = [
-        *_unconsented(live, latest, declared, within, only_fitting=only_fitting),
+        *_ambiguous_changes(live, latest, declared, within, only_fitting=only_fitting),
         *_renamed_fields(live.value, latest.value, declared.value),
-        *_no_longer_null(live, declared),
+        *_newly_not_null(live, declared),
     ]
     if EXPIRES in live.value.names and EXPIRES in declared.value.names:
         had_ttl = index_of(declared.name) in stored.held
@@ -106,7 +106,7 @@ def misread_columns(
     return why
 
 
-def _unconsented(
+def _ambiguous_changes(
     live: TableSchema, latest: TableSchema, declared: TableSchema, within: str | None, *, only_fitting: bool
 ) -> list[str]:
     """Explain how to rename, drop or hide columns of `latest` if a restart omits columns and adds others."""
@@ -119,14 +119,14 @@ def _unconsented(
         rename |= {name: fitting[0]} if fitting else {}
     if not new or not gone or (only_fitting and not rename):
         return []
-    ways = [f"to rename, pass {_spelled({'rename': rename}, within)}"] if rename else []
-    ways.append(f"to delete the values, pass {_spelled({'drop': gone}, within)}")
+    ways = [f"to rename, pass {_as_argument({'rename': rename}, within)}"] if rename else []
+    ways.append(f"to delete the values, pass {_as_argument({'drop': gone}, within)}")
     names = ", ".join(f.name for f in new), ", ".join(gone)
     ways.append("to keep them hidden in stored rows, make the changes in two restarts")
     return [f"{names[0]} added and {names[1]} omitted at the same restart: {'; '.join(ways)}"]
 
 
-def _spelled(changes: dict[str, object], within: str | None) -> str:
+def _as_argument(changes: dict[str, object], within: str | None) -> str:
     return f"stateChanges={changes if within is None else {within: changes}}"
 
 
@@ -157,7 +157,7 @@ def _fields_in(t: pa.DataType) -> list[pa.Field]:
     return _fields_in(t.value_type) if pa.types.is_large_list(t) else []
 
 
-def _no_longer_null(live: TableSchema, declared: TableSchema) -> list[str]:
+def _newly_not_null(live: TableSchema, declared: TableSchema) -> list[str]:
     """List the columns that are declared NOT NULL although stored rows may have nulls."""
     return [
         f"{name.partition('.')[2]}: it is NOT NULL, but stored rows may have null there; declare it nullable"

@@ -106,12 +106,10 @@ def microseconds(column: pa.Array | pa.ChunkedArray) -> IntArray:
 
 
 def microseconds_or_0(column: pa.Array) -> IntArray:
-    """Convert timestamps to microseconds, and nulls to 0."""
     return microseconds(column.fill_null(pa.scalar(0, pa.int64()).cast(column.type)))
 
 
 def timestamps(numbers: np.ndarray, t: pa.DataType) -> pa.Array:
-    """Convert microseconds to timestamps."""
     return pa.array(numbers).view(pa.timestamp("us", t.tz))
 
 

@@ -109,7 +109,6 @@ class Expiry:
             self._first_ms = min(self._first_ms, int(placed_ms.min()))  # in event time, a row may expire immediately
 
     def evict(self, transaction: Transaction) -> None:
-        """Remove expired rows."""
         with transaction.deleting() as delete:
             for due in Timers(transaction, self.index).taken(self._first_ms, self.now_ms + 1):
                 found = transaction.get(self.table, due.keys)  # with the values, which may be large
@@ -171,7 +170,6 @@ def expiry_of(transaction: Transaction, table: str, ttl_ms: int | None, times: B
 def open_rows(
     transaction: Transaction, table: str, expiry: Expiry | None, keys: Keys, times: KeyTimes | None = None
 ) -> KeyRows:
-    """Return the rows of a table for the given keys, with or without expiry."""
     return KeyRows(transaction, table, keys) if expiry is None else ExpiringKeyRows(transaction, expiry, keys, times)
 
 

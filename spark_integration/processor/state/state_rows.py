@@ -69,7 +69,7 @@ class StateRows:
 
     def as_read(self, row: State) -> State:
         """Return a written row as the store will return it. Raises `StateValueError`."""
-        if _comes_back(row, self._exact) and (self._takes_nulls or None not in row):
+        if _is_unchanged(row, self._exact) and (self._takes_nulls or None not in row):
             return row
         return self.each_as_read([row])[0]
 
@@ -106,7 +106,7 @@ def _values(row: Any, names: list[str], what: str) -> State:
     return tuple(row)
 
 
-def _comes_back(row: State, exact: tuple[type | None, ...]) -> bool:
+def _is_unchanged(row: State, exact: tuple[type | None, ...]) -> bool:
     """Return whether these values come back from the store unchanged."""
     for value, class_ in zip(row, exact, strict=True):
         if type(value) is not class_:
@@ -130,7 +130,7 @@ class UserKeys:
     def of(self, key: Any, doing: str) -> State:
         """Convert a key given by the processor. Raises `StateValueError` if a value does not fit its column."""
         given = self.rows.given(key, doing)
-        if _comes_back(given, self._exact):
+        if _is_unchanged(given, self._exact):
             return given
         return self._comparable(self.rows.each_as_read([given])[0])
 

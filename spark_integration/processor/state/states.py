@@ -5,7 +5,7 @@ A **value** is one row per key, fetched at the first read in a slab and written 
 A **list** has a row per element, ordered by number (`holdfast.spark_integration.tables.entry_rows`). Appended elements
 are kept in memory until the slab ends; reading a list also fetches the lists of the keys after it.
 
-A **map** has a row per entry. When a processor first reads an entry, it is looked up for a few keys (`AskedEntries`),
+A **map** has a row per entry. When a processor first reads an entry, it is looked up for a few keys (`EntryLookups`),
 starting at the current key; later lookups cover more keys. So reading one of twenty entries costs one row per key, not
 twenty. If keys read different entries, such lookups are useless: after a few entries, or after an iteration over a map,
 whole maps are fetched until the shard's call ends. A map that is too large is read entry by entry and iterated over in
@@ -45,7 +45,7 @@ _READ_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True)
-class Asked:
+class EntryWindow:
     """An entry's values in the maps of consecutive keys of a slab; None if a map lacks the entry."""
 
     first: int
@@ -61,7 +61,7 @@ class Asked:
         return self.values[at - self.first]
 
 
-class AskedEntries:
+class EntryLookups:
     """Looked-up map entries of a slab; `look_up` takes the first key, the largest number of keys, and a user key."""
 
     def __init__(self, look_up: Callable[[int, int, State], list[State | None]]) -> None:
@@ -71,26 +71,26 @@ class AskedEntries:
         self.begin()
 
     def begin(self) -> None:
-        self._asked: dict[State, Asked] = {}
+        self._windows: dict[State, EntryWindow] = {}
 
     def end(self) -> None:
         """Stop lookups for the rest of the shard's call."""
         self._takes_more = False
 
-    def of(self, at: int, user_key: State) -> Asked | None:
+    def of(self, at: int, user_key: State) -> EntryWindow | None:
         """Return an entry's values for key `at` and others, after a lookup if needed; None to fetch whole maps."""
-        asked = self._asked.get(user_key)
-        if asked is not None and asked.first <= at < asked.end:
-            return asked
-        if asked is None and len(self._asked) == _ENTRIES_MAX:
+        window = self._windows.get(user_key)
+        if window is not None and window.first <= at < window.end:
+            return window
+        if window is None and len(self._windows) == _ENTRIES_MAX:
             self.end()
         # Only a timer calls a key again that is before the first looked-up key.
-        if not self._takes_more or (asked is not None and at < asked.first):
+        if not self._takes_more or (window is not None and at < window.first):
             return None
-        if asked is not None:
-            self._count = max(self._count, _GROWTH * len(asked.values))
-        asked = self._asked[user_key] = Asked(at, self._look_up(at, self._count, user_key))
-        return asked
+        if window is not None:
+            self._count = max(self._count, _GROWTH * len(window.values))
+        window = self._windows[user_key] = EntryWindow(at, self._look_up(at, self._count, user_key))
+        return window
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class ProcessorMapState(MapState):
         self._slab: CalledSlab = slab
         self._make_row = struct_maker(*value_names)
         self._windows = SlabEntries(entries, slab)
-        self._asked = AskedEntries(self._look_up)
+        self._lookups = EntryLookups(self._look_up)
         self.begin()
 
     def begin(self) -> None:
@@ -177,7 +177,7 @@ class ProcessorMapState(MapState):
         self._window: _Window | None = None
         self._fetched: dict[int, _FetchedMap] = {}
         self._windows.begin()
-        self._asked.begin()
+        self._lookups.begin()
 
     def drop(self, name: str) -> None:
         self._slab = MissingSlab(name)
@@ -226,9 +226,9 @@ class ProcessorMapState(MapState):
             return None if written is None else self._rows.as_read(written)
         if at in self._cleared:
             return None
-        asked = self._asked.of(at, user_key)
-        if asked is not None:
-            return asked.value(at)
+        window = self._lookups.of(at, user_key)
+        if window is not None:
+            return window.value(at)
         stored = self._stored_of(at)
         if isinstance(stored, _FetchedMap):
             return stored.get(user_key)
@@ -278,15 +278,12 @@ class ProcessorMapState(MapState):
         return self._fetched.setdefault(at, _FetchedMap(self._window, at))
 
     def _fetch(self, at: int) -> _Window | None:
-        self._asked.end()
+        self._lookups.end()
         found = self._windows.fetch_once(at)
         if found is None:
             return None
-        user_keys, values = (
-            self._user_keys_of(found.entries.own_keys),
-            self._rows.values.to_columns(found.entries.values),
-        )
-        return _Window(found.first, found.bounds, *user_keys, values)
+        user_keys = self._user_keys_of(found.entries.own_keys)
+        return _Window(found.first, found.bounds, *user_keys, self._rows.values.to_columns(found.entries.values))
 
     def _user_keys_of(self, own_keys: pa.RecordBatch) -> tuple[list[State], list[State]]:
         """Return user keys in their form for comparisons and as the processor sees them."""
@@ -311,20 +308,11 @@ class ProcessorMapState(MapState):
     def flush(self) -> None:
         """Write the slab's changes. Raises `StateValueError`, with the key's index in the slab as ``row``."""
         self._entries.delete_all(self._slab.keys.take(np.array(list(self._cleared), np.int64)))
-        gone: list[tuple[int, State]] = []
-        put: list[tuple[int, State]] = []
-        values: list[State] = []
-        for at, changed in self._changed.items():
-            for user_key, value in changed.items():
-                if value is None:
-                    gone.append((at, user_key))
-                else:
-                    put.append((at, user_key))
-                    values.append(value)
-        if gone:
+        changes = [(at, key, value) for at, changed in self._changed.items() for key, value in changed.items()]
+        if gone := [(at, key) for at, key, value in changes if value is None]:
             self._entries.at(self._keys_of(*zip(*gone, strict=True))).delete()
-        if put:
-            places, user_keys = zip(*put, strict=True)
+        if put := [(at, key, value) for at, key, value in changes if value is not None]:
+            places, user_keys, values = zip(*put, strict=True)
             keys = self._keys_of(places, user_keys)
             with self._rows.placed(places):
                 columns = self._rows.values.to_arrow(values)
@@ -449,8 +437,7 @@ class ProcessorListState(ListState):
             with self._rows.placed(places.tolist()):
                 values = self._rows.values.to_arrow(elements)
             numbers = np.fromiter(self._numbers, np.int64, len(elements))
-            rows = self._entries.at(self._keys_of(keys.take(places), numbers))
-            rows.put(values)
+            self._entries.at(self._keys_of(keys.take(places), numbers)).put(values)
 
 
 class ProcessorValueState(ValueState):
@@ -546,8 +533,7 @@ class ProcessorStates:
         expiry = expiry_of(self._transaction, variable.table, variable.ttl_ms, self._times)
         if expiry is not None:
             self._expiries.append(expiry)
-        state = self._state(variable, expiry)
-        self._opened[variable.name] = state
+        state = self._opened[variable.name] = self._state(variable, expiry)
         return state
 
     def _state(self, variable: StateVariable, expiry: Expiry | None) -> _AnyState:
@@ -586,7 +572,6 @@ class ProcessorStates:
             state.flush()
 
     def evict(self) -> None:
-        """Remove expired values."""
         for expiry in self._expiries:
             expiry.evict(self._transaction)
 

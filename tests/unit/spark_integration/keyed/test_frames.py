@@ -23,7 +23,7 @@ from holdfast.spark_integration.keyed.frames import FrameFormat, KeyFrames, key_
 
 ZONE = "America/New_York"  # Not that of the process.
 FORMATS = [FrameFormat(ZONE), FrameFormat(ZONE, prefer_int_ext_dtype=True)]
-MADE_ANEW = [replace(fmt, made_anew=True) for fmt in FORMATS]
+MADE_ANEW = [replace(fmt, from_python=True) for fmt in FORMATS]
 ALL_ROWS = 10**6
 few = settings(max_examples=settings().max_examples // 3)  # For each of twenty types, or with all of them.
 WALL_CLOCK = st.integers(-(2**51), 2**52).map(
@@ -88,7 +88,7 @@ def spark_frame(names: list[str], columns: list[pa.Array], frame_format: FrameFo
         if str(one.dtype) == "Int64":  # Spark's own loses digits beyond 2**53 beside some nulls, beside others not.
             series[i] = pd.Series(pd.array(column.to_pylist(), "Int64"), name=one.name)
     frame = pd.concat(series, axis=1)
-    if frame_format.made_anew:
+    if frame_format.from_python:
         anew = pd.DataFrame(list(frame.itertuples(index=False)))
         return anew.set_axis(names, axis="columns")
     return frame
@@ -294,7 +294,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     if request.param == "public":
         monkeypatch.setattr(frame_blocks, "_has_blocks", lambda: False)
     if request.param == "columns":
-        monkeypatch.setattr(frame_blocks, "give_columns", frame_blocks.our_columns)
+        monkeypatch.setattr(frame_blocks, "column_cache", frame_blocks.lazy_columns)
     return request.param
 
 

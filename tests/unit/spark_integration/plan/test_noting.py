@@ -19,7 +19,7 @@ from holdfast.snapshotter.ownership.queries import LOCATION_KIND, NotedLocation,
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.plan import noting
 from holdfast.spark_integration.shard import news
-from holdfast.spark_integration.shard.news import AtWork, NewsParam, tell_driver
+from holdfast.spark_integration.shard.news import ActiveQuery, NewsParam, report_to_driver
 from holdfast.spark_integration.shard.task import QUERY_PROPERTY
 from tests.faults.executor_process import eventually
 
@@ -39,7 +39,7 @@ class Context:
 
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(noting, "_heard", [])
+    monkeypatch.setattr(noting, "_active", [])
     return SimpleNamespace(sparkContext=Context())
 
 
@@ -62,7 +62,7 @@ def told(monkeypatch: pytest.MonkeyPatch, accumulator: bytes, properties: dict[s
     monkeypatch.setattr(news, "pickle", SimpleNamespace(loads=loads))
     context = SimpleNamespace(getLocalProperty=properties.get)
     monkeypatch.setattr(news, "TaskContext", SimpleNamespace(get=lambda: context))
-    tell_driver(accumulator, "state-1", state_dir)
+    report_to_driver(accumulator, "state-1", state_dir)
     return seen[0]._value if seen else None
 
 
@@ -78,7 +78,7 @@ def test_what_a_task_tells_is_noted(
     """At the location that Spark has then: a run that starts elsewhere is noted anew, one that stays is not."""
     accumulator = noting.news_of(session, str(tmp_path), {})
     sent = told(monkeypatch, accumulator, {QUERY_PROPERTY: QUERY}, str(tmp_path))
-    assert sent == {AtWork(QUERY, "state-1", str(tmp_path))}
+    assert sent == {ActiveQuery(QUERY, "state-1", str(tmp_path))}
     (driver,) = session.sparkContext.made
     assert type(pickle.loads(pickle.dumps(driver.accum_param))) is NewsParam
     for number, place in enumerate(("file:/data/a b", "file:/data/a b", "s3a://bucket/q"), 1):
@@ -95,7 +95,7 @@ def test_what_a_task_tells_is_noted(
     with open_storage(str(tmp_path)) as storage:  # another driver was at work in a copy
         note_location(storage, NotedLocation("state-1", QUERY, "file:/data/copy", "host"))
         for rest_ms, place in ((60_000, "file:/data/copy"), (0, "s3a://bucket/q")):
-            monkeypatch.setattr(noting, "_REST_MS", rest_ms)
+            monkeypatch.setattr(noting, "_RECHECK_AFTER_MS", rest_ms)
             driver += sent
             threads_ended()
             noted = find_noted(storage, "state-1")
@@ -113,10 +113,10 @@ def test_each_run_is_noted_that_ends_with_its_only_micro_batch(
         return locations.get(query_id)
 
     monkeypatch.setattr(noting, "running_location", look)
-    noter = noting.Noter(session)
+    recorder = noting.LocationRecorder(session)
     for place in ("file:/data/a", "file:/data/b"):
         locations[QUERY] = place
-        noter.hear(AtWork(QUERY, "state-1", str(tmp_path)))
+        recorder.store(ActiveQuery(QUERY, "state-1", str(tmp_path)))
         del locations[QUERY]
         threads_ended()
         with open_storage(str(tmp_path)) as storage:
@@ -148,7 +148,7 @@ def test_what_cannot_be_noted_is_not(
 ) -> None:
     caplog.set_level("DEBUG")
     monkeypatch.setattr(noting, "running_location", lambda *_: location)
-    noting.Noter(session).hear(AtWork(QUERY, "state-1", str(tmp_path)))
+    noting.LocationRecorder(session).store(ActiveQuery(QUERY, "state-1", str(tmp_path)))
     threads_ended()
     assert not list(tmp_path.rglob("*"))
     assert "secret@" not in caplog.text
@@ -160,7 +160,7 @@ def test_a_storage_that_the_driver_cannot_write_stops_nobody(
     locations[QUERY] = "/data/q"
     (tmp_path / "file").write_text("no folder")
     with caplog.at_level("INFO", noting.__name__):
-        noting.Noter(session).hear(AtWork(QUERY, "state-1", str(tmp_path / "file")))
+        noting.LocationRecorder(session).store(ActiveQuery(QUERY, "state-1", str(tmp_path / "file")))
         threads_ended()
     assert "cannot store the location" in caplog.text
 
@@ -170,7 +170,7 @@ def test_a_storage_that_hangs_holds_up_nobody(
 ) -> None:
     """Neither other queries, nor Spark's scheduler twice; and threads do not pile up behind it."""
     locations[QUERY] = "/data/q"
-    monkeypatch.setattr(noting, "_WAITED_S", 0.2)
+    monkeypatch.setattr(noting, "_WAIT_S", 0.2)
     answers, asked = threading.Event(), list[str]()
 
     def note(storage: Any, noted: NotedLocation) -> None:
@@ -179,11 +179,11 @@ def test_a_storage_that_hangs_holds_up_nobody(
             answers.wait()
 
     monkeypatch.setattr(noting, "note_location", note)
-    noter = noting.Noter(session)
+    recorder = noting.LocationRecorder(session)
     began = time.monotonic()
     for number in range(40):
-        noter.hear(AtWork(QUERY, f"slow-{number % 20}", str(tmp_path)))
-    noter.hear(AtWork(QUERY, "state-1", str(tmp_path)))
+        recorder.store(ActiveQuery(QUERY, f"slow-{number % 20}", str(tmp_path)))
+    recorder.store(ActiveQuery(QUERY, "state-1", str(tmp_path)))
     waited = time.monotonic() - began
     eventually(lambda: "state-1" in asked)
     answers.set()
@@ -197,12 +197,12 @@ def test_a_driver_without_threads_keeps_its_accumulators(
 ) -> None:
     """An error would end the connection that brings what all tasks of the application tell, the user's too."""
     locations[QUERY] = "/data/q"
-    told = AtWork(QUERY, "state-1", str(tmp_path))
-    noter = noting.Noter(session)
+    told = ActiveQuery(QUERY, "state-1", str(tmp_path))
+    recorder = noting.LocationRecorder(session)
     with monkeypatch.context() as without:
         without.setattr(threading.Thread, "start", refuses)
-        noter.hear(told)
-    noter.hear(told)
+        recorder.store(told)
+    recorder.store(told)
     threads_ended()
     with open_storage(str(tmp_path)) as storage:
         assert find_noted(storage, "state-1") is not None
@@ -217,10 +217,10 @@ def test_an_application_has_one_accumulator(session: Any, tmp_path: Path) -> Non
     with ThreadPoolExecutor(8) as threads:
         made = set(threads.map(lambda n: noting.news_of(session, str(tmp_path / str(n)), {"n": str(n)}), range(200)))
     assert len(made) == len(session.sparkContext.made) == 1
-    assert len(noting._heard[0][2].options) == 200
+    assert len(noting._active[0][2].options) == 200
     other: Any = SimpleNamespace(sparkContext=Context())
     noting.news_of(other, str(tmp_path), {})
-    assert len(noting._heard) == 1
+    assert len(noting._active) == 1
 
 
 def test_notes_of_several_drivers_follow_each_other(tmp_path: Path) -> None:

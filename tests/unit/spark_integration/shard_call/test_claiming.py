@@ -116,7 +116,7 @@ def test_a_task_that_is_repeated_tells_the_driver_again(
 ) -> None:
     """Spark drops what the one has told that claimed and then failed."""
     told: list[str] = []
-    monkeypatch.setattr(claiming, "tell_driver", lambda _news, query_id, _state_dir: told.append(query_id))
+    monkeypatch.setattr(claiming, "report_to_driver", lambda _news, query_id, _state_dir: told.append(query_id))
     for attempt, tells in ((0, 1), (0, 1), (1, 2), (0, 2)):
         task = SimpleNamespace(attemptNumber=lambda number=attempt: number)
         monkeypatch.setattr(news, "TaskContext", SimpleNamespace(get=lambda task=task: task))
