@@ -102,7 +102,7 @@ def check_operator(stored: OperatorRecord, record: OperatorRecord, url: str) -> 
             "number, or rescale the query (holdfast rescale)",
             **where,
             stored=stored.shards,
-            asked=record.shards,
+            defined=record.shards,
         )
 
 

@@ -87,7 +87,7 @@ def require_same_grouping(stored: StoredTables, grouping: pa.Schema) -> None:
                 "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE",
                 f"the state was grouped by different columns: group by the stored columns, {NEW_QUERY}",
                 stored=described(before),
-                asked=described(grouping),
+                declared=described(grouping),
             )
 
 
@@ -101,7 +101,7 @@ def require_same_kind(variable: StateVariable, stored: StoredTables) -> None:
                 f"{variable.name!r} was a {kind} state, and its values are still stored: give the new variable "
                 f"a different name, {NEW_QUERY}",
                 stored=kind,
-                asked=variable.kind,
+                declared=variable.kind,
             )
     index = index_of(variable.table)
     if _is_index(variable.table, stored) or (variable.ttl_ms and index in stored.held and not _is_index(index, stored)):
@@ -124,7 +124,7 @@ def require_readable_values(variable: StateVariable, declared: TableSchema, stor
             f"the key of {variable.what} has different columns or types than its stored entries: declare the stored "
             f"columns, give the variable a different name, {NEW_QUERY}",
             stored=described(live.key),
-            asked=described(declared.key),
+            declared=described(declared.key),
         )
     # Spark accepts the declaration if no new column can be a renamed column.
     has_ttl = variable.ttl_ms is not None
@@ -137,7 +137,7 @@ def require_readable_values(variable: StateVariable, declared: TableSchema, stor
             f"({'; '.join(why)}): only adding nullable columns, removing columns and widening numbers is allowed. "
             f"Declare the stored columns, give the variable a different name, {NEW_QUERY}",
             stored=described(stored.latest[declared.name].value),
-            asked=described(declared.value),
+            declared=described(declared.value),
         )
 
 
@@ -248,7 +248,7 @@ class TransformWithState:
                     "STATE_STORE_INVALID_CONFIG_AFTER_RESTART",
                     f"the query started with a different {name}: set it back, {NEW_QUERY}",
                     stored=configuration.get(name),
-                    asked=value,
+                    declared=value,
                 )
         require_same_grouping(stored, self.grouping.key)
         for variable in self.declared.variables:

@@ -131,7 +131,7 @@ class PointerRow(NamedTuple):
                 "Spark's state has a different operator's pointer: give each operator its old name, here "
                 f"name={name!r}, and check that the checkpoint location is this query's",
                 stored=name,
-                asked=operator,
+                defined=operator,
             )
         if self.shards != shards:
             # Without a state directory, a rescale has no input.
@@ -141,7 +141,7 @@ class PointerRow(NamedTuple):
                 f"{self.shards}{rescaled}",
                 operator=operator,
                 stored=self.shards,
-                asked=shards,
+                defined=shards,
             )
         if self.shard != shard:
             raise SchemaMismatchError(
@@ -149,7 +149,7 @@ class PointerRow(NamedTuple):
                 "query's",
                 operator=operator,
                 stored=self.shard,
-                asked=shard,
+                called=shard,
             )
 
     def columns(self) -> tuple[bytes]:

@@ -287,7 +287,7 @@ def test_what_a_restart_must_not_change(engine: ProcessorEngine, run_on: Open) -
             text = text_of(on.failure(define(on, engine, declared, "1", **called), "append"))
             assert words in text, name
             assert "stored=" in text
-            assert "asked=" in text
+            assert "declared=" in text
             assert "start over with a new checkpointLocation" in text
         assert files_of(on) == before, "nothing was written"
         found = restart(on, engine, _BEGUN, "v.get();m.getValue((1,))")

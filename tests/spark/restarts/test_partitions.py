@@ -119,7 +119,7 @@ def test_another_number_of_shards_than_stored_is_refused(lab: Lab) -> None:
     lab.run(lab.totals())
     replace(GROWING, shards=5).configure(lab, 2)
     lab.feed([(key, 1) for key in KEYS])
-    with pytest.raises(StreamingQueryException, match=r"(?s)SchemaMismatchError.*stored=3 asked=5"):
+    with pytest.raises(StreamingQueryException, match=r"(?s)SchemaMismatchError.*stored=3 defined=5"):
         lab.run(lab.totals())
 
 

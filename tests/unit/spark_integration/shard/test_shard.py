@@ -221,18 +221,18 @@ def test_a_row_of_another_shard_operator_or_number_of_shards_names_both_and_what
     ROW.require("totals", 3, 4)
     ROW._replace(directory="totals@q-2").require("totals", 3, 4)
     ROW._replace(directory=None).require("any", 3, 4)
-    with pytest.raises(SchemaMismatchError, match=r"set spark\.holdfast\.shards to 4, or rescale.*stored=4 asked=8"):
+    with pytest.raises(SchemaMismatchError, match=r"set spark\.holdfast\.shards to 4, or rescale.*stored=4 defined=8"):
         ROW.require("totals", 3, 8)
     with pytest.raises(SchemaMismatchError, match=r"set spark\.holdfast\.shards to 4, operator="):
         ROW._replace(directory=None).require("totals", 3, 8)
-    with pytest.raises(SchemaMismatchError, match=r"of a different shard: check.*operator=totals stored=3 asked=2"):
+    with pytest.raises(SchemaMismatchError, match=r"of a different shard: check.*operator=totals stored=3 called=2"):
         ROW.require("totals", 2, 4)
 
 
 @pytest.mark.parametrize(("shard", "shards"), [(3, 4), (2, 4), (3, 8)])
 def test_another_operators_row_names_the_name_first(shard: int, shards: int) -> None:
     """Who forgets a restored operator's name is not told to change the number of shards."""
-    with pytest.raises(SchemaMismatchError, match=r"old name, here name='totals'.*stored=totals asked=others"):
+    with pytest.raises(SchemaMismatchError, match=r"old name, here name='totals'.*stored=totals defined=others"):
         ROW.require("others", shard, shards)
 
 
