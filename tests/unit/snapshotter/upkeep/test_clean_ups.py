@@ -335,7 +335,7 @@ def test_a_shard_on_a_damaged_disk_ends_nothing(bench: Bench, monkeypatch: pytes
     bench.run(lasting, executor)
     with monkeypatch.context() as disk:
         fail_at(Path(message.shard.directory), "stat", disk)
-        executor.housekeeping._let_go(executor.use.idle())
+        executor.housekeeping._drop_idle(executor.use.idle())
     assert counters(executor)["errors"] == 1
     executor.housekeeping.tidy_up()
     assert counters(executor)["shards_dropped"] == 1
