@@ -224,7 +224,7 @@ def _spans(schema: TableSchema, stored: StoredTable, prefixes: Keys) -> list[Spa
         numbers = (pa.array(bound).view(own.field(len(own) - 1).type) for bound in (prefixes.first, prefixes.last))
         ends = [from_columns([*prefixes.columns.columns, bound], own, len(prefixes)) for bound in numbers]
     first, last = (to_list(encode_keys(stored.id, prefixes.hashes, columns)) for columns in ends)
-    return sorted(set(map(Span, first, last)))
+    return sorted(map(Span, first, last))
 
 
 def keep_unwritten(folder: Path) -> None:

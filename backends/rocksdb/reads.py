@@ -128,24 +128,25 @@ def read_spans(database: Rdict, table_id: int, spans: list[Span], start: bytes |
 
     `start` is the key at which the first span continues: the previous `EncodedRows.rest`.
     """
-    start = start or spans[0].first
     keys: list[bytes] = []
     values: list[bytes] = []
-    size = done = 0
-    found = database.iter(_below(bytes([table_id + 1])))
-    for span in spans:
-        found.seek(max(start, span.first))
-        while found.valid() and span.reaches(key := found.key()):
+    size, key, end = 0, b"", bytes([table_id + 1])
+    found = database.iter(_below(end))
+    for done, span in enumerate(spans):
+        if key < span.first:  # else no row is between
+            found.seek(max(start or b"", span.first))
+            key = found.key() if found.valid() else end
+        while span.reaches(key):
             if len(keys) >= RUN_ROWS or size >= RUN_BYTES:
                 return EncodedRows(keys, values, key), done
             keys.append(key)
             values.append(found.value())
             size += len(key) + len(values[-1])
             found.next()
-        if not found.valid():
-            found.status()
-        done += 1
-    return EncodedRows(keys, values, None), done
+            key = found.key() if found.valid() else end
+    if not found.valid():
+        found.status()
+    return EncodedRows(keys, values, None), len(spans)
 
 
 def estimate_counts(database: Rdict, table_ids: Mapping[str, int]) -> dict[str, int]:

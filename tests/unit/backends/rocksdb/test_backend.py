@@ -25,12 +25,12 @@ from holdfast.backends.local_files import DURABLE
 from holdfast.backends.rocksdb import backend as rocksdb
 from holdfast.backends.rocksdb import generation, moving, options, reads
 from holdfast.backends.rocksdb.backend import RocksDBBackend
-from holdfast.backends.rocksdb.generation import OPEN, READERS, CacheShare, OpenGenerations
+from holdfast.backends.rocksdb.generation import OPEN, READERS, CacheShare, GenerationView, OpenGenerations
 from holdfast.backends.rocksdb.reads import EncodedRows
 from holdfast.backends.run import Run, TableSchema
 from holdfast.backends.schema import KeyRanges
 from holdfast.errors import ClosedError, InvalidArgumentError, NotFoundError, UnavailableError
-from holdfast.testing.backend_rows_contract import HASH_OF_USER, VISITS, visits
+from holdfast.testing.backend_rows_contract import HASH_OF_USER, VISITS, Span, visits, visits_near
 from holdfast.testing.state_rows import (
     P1,
     P2,
@@ -327,6 +327,39 @@ def test_a_few_rows_of_a_key_with_very_many_cost_little(tmp_path: Path, monkeypa
             assert answers(view, "visits", keys_of(VISITS, rows[-5_000::50], [1_000] * 100)) == [("old",)] * 100
             monkeypatch.setattr(reads, "read_rows", None)
             assert answers(view, "visits", keys_of(VISITS, rows[-100:], [1_000] * 100)) == [("old",)] * 100
+
+
+class SeeksOf:
+    """A database, or an iterator of one, that notes what its iterators seek."""
+
+    def __init__(self, inner: Any, sought: list[bytes]) -> None:
+        self._inner, self._sought = inner, sought
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def iter(self, options: Any) -> SeeksOf:
+        return SeeksOf(self._inner.iter(options), self._sought)
+
+    def seek(self, key: bytes) -> None:
+        self._sought.append(key)
+        self._inner.seek(key)
+
+
+def test_ranges_between_two_rows_are_not_sought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many ranges of a key with few rows cost as the rows; so do those after the last row."""
+    sought: list[bytes] = []
+    opened = GenerationView._open
+    monkeypatch.setattr(GenerationView, "_open", lambda view: SeeksOf(opened(view), sought))
+    rows = [("ann", 1_000 * i, 0) for i in range(300)]
+    spans: list[Span] = [("ann", at, at + 40) for at in range(-5_000, 400_000, 100)]
+    with RocksDBBackend(tmp_path / "visits", {"visits": VISITS}, clock.new_id) as backend:
+        backend.load(P1, visits([*rows, ("ann", 1_050, 0)], ("old",)), {})
+        backend.maintain(P1)
+        backend.apply(P1, P2, {}, {})
+        with backend.view(P2) as view:
+            assert visits_near(view, spans) == sorted(rows, key=repr)
+    assert 0 < len(sought) < 320
 
 
 def test_a_generation_has_the_crowds_of_the_one_before(tmp_path: Path) -> None:
