@@ -115,7 +115,7 @@ class Sessions(OperatorFunction):
         entries = EntryRows(transaction, self._state, len(self._grouping.key), None)
         row_start, row_end = microseconds(batch.rows[WINDOW_START]), microseconds(batch.rows[WINDOW_END])
         merged = _Merged.of(of_row, row_start, row_end, len(of_row))
-        stored = merged.touching(_stored(merged, entries, keys))
+        stored = _stored(merged, entries, keys)
 
         own = [lifted(self.accumulators, batch.rows)]
         own += [pa.Table.from_batches([some.values.select(own[0].schema.names)]) for some in stored]
@@ -203,9 +203,13 @@ class _Merged:
             order[is_stored & ~first],
         )
 
+    @cached_property
+    def _ends(self) -> IntArray:
+        return self.places.of(self.key, self.end)
+
     def touching(self, entries: Iterable[Entries]) -> list[Entries]:
         """Return the stored sessions that touch or overlap a session of this object, usually few per key."""
-        ends = self.places.of(self.key, self.end)
+        ends = self._ends
         found = []
         for some in entries:
             start, end = microseconds(some.own_keys.column(0)), microseconds(some.values.column(0))
@@ -217,16 +221,19 @@ class _Merged:
         return found
 
 
-def _stored(merged: _Merged, entries: EntryRows, keys: Keys) -> Iterator[Entries]:
-    """Yield the stored sessions of keys; for keys with many sessions, only those that may touch `merged`."""
+def _stored(merged: _Merged, entries: EntryRows, keys: Keys) -> list[Entries]:
+    """Return the stored sessions that touch `merged`; of keys with many sessions, only those near it are read."""
     are_many = entries.are_many(keys)
-    if not are_many.any():
-        yield from entries.scan(keys)
-        return
     few, new = np.flatnonzero(~are_many), np.flatnonzero(are_many[merged.key])
-    for some in entries.scan(keys.take(few)):
-        yield replace(some, places=few[some.places])
-    yield from _near(merged.key[new], merged.start[new], merged.end[new], entries, keys)
+    others = keys.take(few) if len(new) else keys
+    found: list[Entries] = []
+    for some in entries.scan(others):
+        found += merged.touching([replace(some, places=few[some.places])])
+        if entries.are_many(others).any():  # which this scan has shown
+            return _stored(merged, entries, keys)
+    if len(new):
+        found += merged.touching(_near(merged.key[new], merged.start[new], merged.end[new], entries, keys))
+    return found
 
 
 def _near(key: IntArray, start: IntArray, end: IntArray, entries: EntryRows, keys: Keys) -> Iterator[Entries]:

@@ -23,6 +23,9 @@ from hypothesis import strategies as st
 from holdfast import clock
 from holdfast.backends.arrow import crowds
 from holdfast.backends.base import Found
+from holdfast.backends.rocksdb import reads
+from holdfast.backends.rocksdb.backend import RocksDBBackend
+from holdfast.backends.rocksdb.generation import OPEN
 from holdfast.backends.run import Keys
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.errors import SchemaMismatchError
@@ -205,6 +208,27 @@ def test_a_key_with_very_many_sessions_costs_as_its_near_ones(monkeypatch: pytes
             assert 0 < sum(read) < 1_000
         ends = {ms(row["session_start"]): ms(row["session_end"]) for row in one.stored("s.state") if row["n"] > 1}
         assert ends[starts[3_000]] == starts[3_001] + GAP
+
+
+@pytest.mark.parametrize("others", [0, 300])
+def test_a_key_with_very_many_sessions_is_not_read_whole_to_learn_it(
+    others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocksDB tells of crowds only those that were met: a new process reads one run of a key, then what is near."""
+    monkeypatch.setattr(RocksDBBackend, "share_bytes", lambda _: 0)
+    monkeypatch.setattr(reads, "RUN_ROWS", 1_100)
+    users = [("ann", 2 * GAP * i) for i in range(20_000)] + [(f"user {i}", 0) for i in range(others)]
+    with tempfile.TemporaryDirectory() as folder:
+        one = FunctionShard(Path(folder), sessions(), ["user"], RocksDBBackend)
+        one.run(table([(user, t, t + GAP, 1) for user, t in users]), 0)
+        one.maintain()
+        one.run(table([("bob", 0, GAP, 1)]), 0)
+        OPEN.forget()
+        read = rows_read(monkeypatch)
+        one.run(table([(user, t + GAP, t + 2 * GAP, 1) for user, t in users[9_999::5_000]] * 2), 0)
+        assert 0 < sum(read) < 5_000
+        grown = [ms(row["session_start"]) for row in one.stored("s.state") if row["n"] > 1]
+        assert sorted(grown) == sorted(t for _, t in users[9_999::5_000])
 
 
 def merged(parts: list[tuple[int, int, list[Any]]]) -> list[tuple[int, int, list[Any]]]:
