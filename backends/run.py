@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -321,21 +320,23 @@ def merge_runs(runs: Sequence[Run], *, drop_deletes: bool) -> Run:
     if len(runs) == 1:
         merged = Run(schema, runs[0].batch)
     else:
-        together = Run(schema, _concatenate([run.projected(schema) for run in runs]))
+        parts = [run.projected(schema) for run in runs]
         del runs  # frees a large commit's writes before its rows are sorted
+        together = Run(schema, _concatenate(parts))
         merged = Run(schema, _newest(together.batch, Keys(together.hashes, together.keys)))
     if drop_deletes and merged.deleted.any():
         merged = Run(schema, arrow_rows.filter_rows(merged.batch, ~merged.deleted))
     return merged
 
 
-def join_runs(runs: Sequence[Run]) -> Run:
-    """Join runs of one schema and ascending hash ranges into one run, without sorting."""
-    return runs[0] if len(runs) == 1 else Run(runs[0].schema, _concatenate(runs))
+def join_runs(runs: list[Run]) -> Run:
+    """Join runs of one schema and ascending hash ranges into one run, without sorting; empties the list."""
+    schema = runs[0].schema
+    return runs.pop() if len(runs) == 1 else Run(schema, _concatenate(runs))
 
 
-def _concatenate(runs: Sequence[Run]) -> pa.RecordBatch:
-    columns: list[Any] = [
-        pa.concat_arrays([run.batch.column(i) for run in runs]) for i in range(runs[0].batch.num_columns)
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=runs[0].schema.columns)
+def _concatenate(runs: list[Run]) -> pa.RecordBatch:
+    """Concatenate runs column by column; empties the list, so that each column of the runs is freed in turn."""
+    schema, columns = runs[0].schema.columns, [list(c) for c in zip(*(r.batch.columns for r in runs), strict=True)]
+    runs.clear()
+    return pa.RecordBatch.from_arrays([pa.concat_arrays(columns.pop(0)) for _ in schema], schema=schema)

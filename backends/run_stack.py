@@ -13,11 +13,13 @@ rewritten few times: size-tiered merging (O'Neil et al. 1996; docs/decisions/000
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from holdfast.backends.arrow.crowds import column_in_order
 from holdfast.backends.arrow.rows import (
     BoolArray,
     HashArray,
@@ -118,11 +120,16 @@ def _within(run: Stacked, keys: Keys, undecided: BoolArray) -> IntArray:
 
 
 def merge_in_stretches(runs: Sequence[Run], *, drop_deletes: bool, first_bytes: int | None = None) -> Iterator[Run]:
-    """Merge runs, and yield the rows in ascending hash ranges, the first of about `first_bytes`."""
-    for part in _stretches(runs, 0, MAX_HASH, first_bytes):
-        merged = merge_runs(part, drop_deletes=drop_deletes)
-        if len(merged):
-            yield merged
+    """Merge runs, and yield the rows in order, in stretches, the first of about `first_bytes`.
+
+    A hash with more rows than a stretch may span several.
+    """
+    for stretch in _stretches(runs, 0, MAX_HASH, first_bytes):
+        rest, crowd = _apart(stretch)
+        for part in filter(None, (rest, *_ranges(crowd))):
+            merged = merge_runs(part, drop_deletes=drop_deletes)
+            if len(merged):
+                yield merged
 
 
 def merge_over(below: Iterable[Run], writes: Sequence[Run]) -> Iterator[Run]:
@@ -228,17 +235,37 @@ def merge_prefixes(runs: Sequence[Run], prefixes: Keys) -> Iterator[Run]:
         return
     prefixes = prefixes.take(np.argsort(prefixes.hashes))
     for part in _stretches(runs, int(prefixes.hashes[0]), int(prefixes.hashes[-1])):
-        last = max(run.ends[1] for run in part)
-        crowd = _slices(part, last, last) if _size_bytes(part) > STRETCH_BYTES else []
-        if _size_bytes(crowd) > STRETCH_BYTES:
-            # Avoids holding all rows of a very large key at once.
-            yield from _begun_with(_slices(part, 0, last - 1) if last else [], prefixes)
-            near = prefixes.slice(*_places(prefixes.hashes, last, last))
+        rest, crowd = _apart(part)
+        yield from _begun_with(rest, prefixes)
+        if crowd:
+            near = prefixes.slice(*_places(prefixes.hashes, *crowd[0].ends))
             crowd = [run for run in (one.near(near) for one in crowd) if len(run)]
             found = (run.with_prefixes(near) for run in _scan_crowd(crowd))
             yield from (run for run in found if len(run))
-        else:
-            yield from _begun_with(part, prefixes)
+
+
+def _apart(runs: list[Run]) -> tuple[list[Run], list[Run]]:
+    """Return the rows before the last hash, and those of it: too many to hold at once; else all rows, and none."""
+    last = max(run.ends[1] for run in runs)
+    crowd = _slices(runs, last, last) if _size_bytes(runs) > STRETCH_BYTES else []
+    if _size_bytes(crowd) <= STRETCH_BYTES:
+        return runs, []
+    return _slices(runs, 0, last - 1) if last else [], crowd
+
+
+def _ranges(crowd: list[Run]) -> Iterator[list[Run]]:
+    """Yield runs of a single hash in ranges, of about a stretch each, of the numbers that all ascend by; else whole."""
+    column = column_in_order([run.keys for run in crowd]) if crowd else None
+    if column is None:
+        yield crowd
+        return
+    numbers = [run.keys.column(column).view(pa.int64()).to_numpy() for run in crowd]
+    blocks = [of_run[:: _rows_of_block(run, STRETCH_BYTES)] for run, of_run in zip(crowd, numbers, strict=True)]
+    bounds = np.sort(np.concatenate(blocks))[_BLOCKS::_BLOCKS]
+    cuts = [[0, *np.searchsorted(of_run, bounds).tolist(), len(of_run)] for of_run in numbers]
+    for ends in pairwise(zip(*cuts, strict=True)):
+        places = zip(crowd, *ends, strict=True)
+        yield [Run(run.schema, run.batch.slice(start, end - start)) for run, start, end in places if start < end]
 
 
 def _begun_with(runs: Sequence[Run], prefixes: Keys) -> Iterator[Run]:
@@ -292,10 +319,14 @@ def _last_hash(runs: Sequence[Run], size_bytes: int) -> int | None:
     ends = []
     for run in runs:
         # All blocks have the same size, so a stretch ends after a fixed number of blocks.
-        rows = max(1, len(run) * size_bytes // (_BLOCKS_PER_STRETCH * run.size_bytes))
+        rows = _rows_of_block(run, size_bytes)
         ends.append(run.hashes[rows - 1 : rows * _BLOCKS : rows])
     hashes = np.sort(np.concatenate(ends))
     return int(hashes[_BLOCKS - 1]) if len(hashes) >= _BLOCKS else None
+
+
+def _rows_of_block(run: Run, stretch_bytes: int) -> int:
+    return max(1, len(run) * stretch_bytes // (_BLOCKS_PER_STRETCH * run.size_bytes))
 
 
 def _in_order(found: Found, order: IntArray | None) -> Found:

@@ -13,7 +13,7 @@ column ascends, and the answer is kept for as long as its run is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -99,7 +99,7 @@ class Crowds:
             crowd = keys.slice(start, count)
             place = stored.ctypes.data + start * stored.itemsize, count
             if place not in self._columns:
-                self._columns[place] = _column_in_order(crowd)
+                self._columns[place] = column_in_order([crowd])
             column = self._columns[place]
             asked = slice(int(np.searchsorted(hashes, wanted[i])), int(np.searchsorted(hashes, wanted[i], "right")))
             near = None if column is None else limits(column, asked)
@@ -115,12 +115,21 @@ class Crowds:
         return Stretches(starts[order], ends[order])
 
 
-def _column_in_order(keys: pa.RecordBatch) -> int | None:
-    """Return the first column that differs among keys; None unless it has numbers that ascend, and no null."""
-    for i, column in enumerate(keys.columns):
-        alone = keys.select([i])
-        if column[0].equals(column[-1]) and rows_equal(alone.slice(1), alone.slice(0, len(alone) - 1)).all():
-            continue
-        numbers = None if column.null_count else numbers_of(column)
-        return i if numbers is not None and (numbers[1:] >= numbers[:-1]).all() else None
+def column_in_order(crowds: Sequence[pa.RecordBatch]) -> int | None:
+    """Return the first column that differs among keys; None unless its numbers ascend in each crowd, without a null."""
+    for i, first in enumerate(crowds[0].columns):
+        columns = [keys.select([i]) for keys in crowds]
+        if not all(_has_only(column, first[0]) for column in columns):
+            return i if all(_ascends(column.column(0)) for column in columns) else None
     return None
+
+
+def _has_only(keys: pa.RecordBatch, value: pa.Scalar) -> bool:
+    column, n = keys.column(0), len(keys)
+    ends_so = value.equals(column[0]) and value.equals(column[-1])
+    return ends_so and bool(rows_equal(keys.slice(1), keys.slice(0, n - 1)).all())
+
+
+def _ascends(column: pa.Array) -> bool:
+    numbers = None if column.null_count else numbers_of(column)
+    return numbers is not None and bool((numbers[1:] >= numbers[:-1]).all())

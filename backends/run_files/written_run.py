@@ -14,12 +14,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
-from holdfast.backends.run import Run
+from holdfast.backends.run import Run, join_runs
 from holdfast.backends.schema import TableSchema, decode_schema, encode_schema
 from holdfast.errors import CorruptionError
 
@@ -37,24 +38,28 @@ class WrittenRun:
         self.rows = self.size_bytes = 0
 
     def write(self, runs: Iterable[Run], file: pa.NativeFile) -> None:
-        """Write runs of ascending hash ranges."""
+        """Write runs in order; of those that share a hash all rows are held."""
         stretches: list[list[Any]] = []
         columns = self._schema.columns.with_metadata({"holdfast.table": self._schema.name})
         with ipc.new_stream(file, columns) as writer:
             for run in self._stretches(runs):
                 writer.write_batch(run.batch)
-                last_hash = f"{int(run.hashes[-1]):0{_HASH_DIGITS}x}" if len(run) else ""
-                stretches.append([file.tell() - ipc.get_record_batch_size(run.batch), last_hash])
+                stretches.append([file.tell() - ipc.get_record_batch_size(run.batch), _last_hash(run)])
         if len(stretches) > 1:
             self.header |= {"columns": encode_schema(self._schema.columns), "stretches": stretches}
 
     def _stretches(self, runs: Iterable[Run]) -> Iterator[Run]:
-        for run in (found.projected(self._schema) for found in runs):
+        for _, of_hash in groupby((found.projected(self._schema) for found in runs), key=_last_hash):
+            run = join_runs(list(of_hash))
             self.rows, self.size_bytes = self.rows + len(run), self.size_bytes + run.size_bytes
             if run.size_bytes <= STRETCH_BYTES:
                 yield run  # even an empty run, because a file needs a batch
             else:
                 yield from run.stretches(STRETCH_BYTES)
+
+
+def _last_hash(run: Run) -> str:
+    return f"{int(run.hashes[-1]):0{_HASH_DIGITS}x}" if len(run) else ""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,50 @@ def test_ranges_of_keys_are_as_if_all_rows_were_read(
     assert [rows.tolist() for rows in again] == [list(range(len(run))) for run in runs]
 
 
+@given(
+    st.lists(st.tuples(st.lists(visit, max_size=30), st.sampled_from([(), None])), min_size=1, max_size=4),
+    st.booleans(),
+    st.sampled_from([100, 1_000, 1_000_000]),
+)
+def test_stretches_of_few_hashes_are_the_merged_rows_in_order(
+    history: list[tuple[list[Row], Row | None]], drop: bool, stretch_bytes: int
+) -> None:
+    """Crowds of one key and of several, with equal times and nulls; a file has all rows of a hash in one stretch."""
+    runs = [visits(rows, value) for rows, value in history]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(run_stack, "STRETCH_BYTES", stretch_bytes)
+        patched.setattr(written_run, "STRETCH_BYTES", stretch_bytes)
+        found = list(merge_in_stretches(runs, drop_deletes=drop))
+        expected = merge_runs(runs, drop_deletes=drop).batch.to_pylist()
+        assert [row for part in found for row in part.batch.to_pylist()] == expected
+        sink = pa.BufferOutputStream()
+        WrittenRun(VISITS).write(found, sink)
+    stretches = read_stretches(sink.getvalue(), VISITS, source="it")
+    assert [row for stretch in stretches for row in stretch.batch.to_pylist()] == expected
+    assert all(before.ends[1] < after.ends[0] for before, after in pairwise(stretches))
+
+
+def test_a_merge_reads_a_key_with_very_many_rows_in_ranges_of_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run as old as the key, deletes all over it, and a few new rows: what is sorted at once is bounded."""
+    monkeypatch.setattr(run_stack, "STRETCH_BYTES", 64_000)
+    sorted_bytes: list[int] = []
+
+    def watched(runs: Sequence[Run], *, drop_deletes: bool) -> Run:
+        sorted_bytes.append(sum(run.size_bytes for run in runs))
+        return merge_runs(runs, drop_deletes=drop_deletes)
+
+    monkeypatch.setattr(run_stack, "merge_runs", watched)
+    runs = [
+        visits([*(("ann", i, 0) for i in range(-5_000, 20_000)), ("bob", 1, 1)]),
+        visits([("ann", i, 0) for i in range(0, 20_000, 3)], None),
+        visits([("ann", 30_000, 0)]),
+    ]
+    rows = [row for part in merge_in_stretches(runs, drop_deletes=True) for row in part.batch.to_pylist()]
+    assert rows == merge_runs(runs, drop_deletes=True).batch.to_pylist()
+    assert len(sorted_bytes) > 10
+    assert max(sorted_bytes) < 1.2 * 64_000
+
+
 def test_a_few_rows_of_a_key_with_very_many_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """By time or by their whole keys, in a stack with deletes: what is read follows them, once a run is known."""
     runs = [
@@ -228,7 +273,7 @@ def test_a_few_rows_of_a_key_with_very_many_cost_little(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Run, "with_prefixes", counted)
     monkeypatch.setattr(arrow_rows, "_find_in_crowds", counted_crowd)
-    monkeypatch.setattr(crowds, "_column_in_order", refuse)
+    monkeypatch.setattr(crowds, "column_in_order", refuse)
     found = [row for run in merge_prefixes(runs, asked) for row in run.keys.column("at").to_pylist()]
     assert found == [41, 42, 43, 44, 11_000, 11_001, 11_001, 11_002, 11_002]
     assert look_up(runs, keys, VISITS).exists.tolist() == [True, True, True]

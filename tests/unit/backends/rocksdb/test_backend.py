@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from holdfast import clock
+from holdfast.backends import run_stack
 from holdfast.backends.base import Pointer
 from holdfast.backends.local.folder_locks import lock_shared
 from holdfast.backends.local_files import DURABLE
@@ -26,6 +27,7 @@ from holdfast.backends.rocksdb import backend as rocksdb
 from holdfast.backends.rocksdb import generation, moving, options, reads
 from holdfast.backends.rocksdb.backend import RocksDBBackend
 from holdfast.backends.rocksdb.generation import OPEN, READERS, CacheShare, GenerationView, OpenGenerations
+from holdfast.backends.rocksdb.generation_file import StoredTable
 from holdfast.backends.rocksdb.reads import EncodedRows
 from holdfast.backends.run import Run, TableSchema
 from holdfast.backends.schema import KeyRanges
@@ -327,6 +329,30 @@ def test_a_few_rows_of_a_key_with_very_many_cost_little(tmp_path: Path, monkeypa
             assert answers(view, "visits", keys_of(VISITS, rows[-5_000::50], [1_000] * 100)) == [("old",)] * 100
             monkeypatch.setattr(reads, "read_rows", None)
             assert answers(view, "visits", keys_of(VISITS, rows[-100:], [1_000] * 100)) == [("old",)] * 100
+
+
+def test_a_key_with_very_many_rows_is_moved_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its runs are merged by ranges of its times, also those before 1970, in RocksDB's order."""
+    monkeypatch.setattr(run_stack, "STRETCH_BYTES", 200_000)
+    moved: list[int] = []
+    encoded = moving._encoded
+
+    def watched(table: StoredTable, run: Run) -> Any:
+        moved.append(run.size_bytes)
+        return encoded(table, run)
+
+    monkeypatch.setattr(moving, "_encoded", watched)
+    old, gone = [("ann", i, i % 3) for i in range(-9_000, 9_000)], [("ann", i, i % 3) for i in range(-900, 9_000, 2)]
+    with RocksDBBackend(tmp_path / "visits", {"visits": VISITS}, clock.new_id) as backend:
+        backend.load(P1, visits(old, ("old",)), {})
+        backend.apply(P1, P2, visits(gone, None), {})
+        backend.drop([P1])
+        backend.maintain(P2)
+        backend.apply(P2, P3, {}, {})
+        with backend.view(P3) as view:
+            assert visits_near(view, [("ann", -10_000, 10_000)]) == sorted(set(old) - set(gone), key=repr)
+    assert len(moved) > 4
+    assert max(moved) < 250_000
 
 
 class SeeksOf:
