@@ -192,7 +192,7 @@ class OperatorFunction(ShardFunction):
         for name, value in self.configuration().items():  # such as windows, or a ranking
             if configuration.get(name, value) != value:
                 raise SchemaMismatchError(
-                    f"the operator's {name} has changed, and stored rows need the old value: set it back, {NEW_QUERY}",
+                    f"the {name} has changed, and stored rows need the old value: set it back, {NEW_QUERY}",
                     stored=configuration[name],
                     defined=value,
                 )
