@@ -5,23 +5,29 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
+import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import SparkSession
 
 import holdfast
 from holdfast import savepoints
-from tests.cluster import sink_speculating
+from tests.cluster import held_query, sink_speculating
+from tests.cluster.held_query import AGAIN, ENDED, ONE_TASK, OTHER, PREPARED, SHUFFLED, WRITTEN, Moment
 from tests.cluster.standalone import EXECUTOR, START_S, cluster
 from tests.faults.killed_driver import OPERATOR, Job
 from tests.faults.killings import RUN_MARK, Killings, expected, found_output, micro_batches
+from tests.faults.sinks.judging import census, right_totals
+from tests.faults.sinks.killed_query import KEYS
 from tests.faults.sinks.killed_query import Job as SinkJob
 from tests.faults.sinks.killing import SinkKillings
 from tests.faults.sinks.targets import target_of
@@ -38,26 +44,104 @@ pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.slow(60), pyte
 
 SERVER = "holdfast.spark_integration.server.state_server"
 SPECULATING = Path(speculating.__file__)
+#: Backend, the largest commit that travels with the pointer, and whether the dead executor's disk is lost as well.
+LOSSES = [("memory", "6k", False), ("memory", "0", False), ("rocksdb", "6k", True), ("rocksdb", "0", False)]
 
 
-def test_an_executor_is_killed(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("backend", "carried", "loses_disk"), cases(LOSSES))
+def test_executors_are_killed_between_success_and_commit(
+    backend: str, carried: str, loses_disk: bool, spark: SparkSession, tmp_path: Path
+) -> None:
+    """What a task gave to Spark before its executor died counts once, whether Spark keeps it or repeats the task."""
+    names = (ONE_TASK, SHUFFLED, WRITTEN, AGAIN) if ALL else (ONE_TASK, WRITTEN)
     with cluster(tmp_path) as master:
-        run = Killings(Job(str(tmp_path), master=master, compiles=ALL), random.Random(0))
-        with run.cleaned_up():
-            executors = executors_at_work(run)
-            directories = {path.name.split("-")[1]: path for path in (tmp_path / "local").glob("*/executor-*")}
-            assert set(directories) == {str(pid) for pid in executors}, "each executor has its own local state"
-            # Its state server as well: it would remove what the executor leaves.
-            for server in run.processes(SERVER):
-                os.kill(server, signal.SIGKILL)
-            os.kill(executors[0], signal.SIGKILL)
-            left = directories[str(executors[0])]
-            run.tell(f"killed executor {executors[0]} and all state servers")
-            removed = run.reach(lambda: not left.exists(), patience_s=START_S)
-            run.wait_for_the_end()
-            assert run.ended_well(), run.describe()
-    assert removed or not left.exists(), f"what the dead executor left is still there: {left}; {run.describe()}"
-    require_exact(spark, run)
+        job = held_query.Job(
+            str(tmp_path), backend, master, compiles=ALL, way="plain", names=names, carried_bytes=carried
+        )
+        run_killing(job, loses_disk=loses_disk)
+    require_totals(spark, job)
+    found = census(ds.dataset(job.output, format="parquet").to_table(), job.batches, upserts=False)
+    assert found.is_right, found
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.all
+@pytest.mark.parametrize("target", cases(["parquet", "delta", "postgres", "postgres upsert", "kafka"]))
+def test_executors_are_killed_between_success_and_a_sinks_decision(
+    target: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    """What the dead had prepared is shown once decided, and not before."""
+    with cluster(tmp_path) as master, target_of(target).served(tmp_path) as place:
+        job = held_query.Job(
+            str(tmp_path), "rocksdb", master, target=target, place=place, names=(ONE_TASK, PREPARED, WRITTEN)
+        )
+        run_killing(job)
+        rows = target_of(target).read(place)
+    require_totals(spark, job)
+    found = census(rows, job.batches, upserts=target_of(target).upserts)
+    assert found.is_right, found
+
+
+def run_killing(job: held_query.Job, *, loses_disk: bool = False) -> None:
+    """Run the query, and at each of its moments kill the executors whose tasks have ended."""
+    job.add_input()
+    run, dead = Killings(job, random.Random(0), program=held_query.__name__), list[Path]()
+    with run.cleaned_up():
+        run.start_driver()
+        for moment in job.moments.values():
+            assert run.reach(lambda at=moment: at.is_reached, patience_s=START_S), run.describe()
+            left = kill_at(run, job, moment)
+            for directory in left if loses_disk else ():
+                shutil.rmtree(directory)
+            dead += left
+            assert run.reach(lambda: len(run.processes(EXECUTOR)) == 2, patience_s=START_S), run.describe()
+            moment.end()
+        run.wait_for_the_end()
+        assert run.ended_well(), run.describe()
+    if job.backend == "memory":
+        assert not [directory for directory in dead if directory.exists()], "others remove what the dead had in memory"
+    for moment in job.moments.values():
+        is_repeated = len(moment.attempts(ENDED)) > 1
+        assert is_repeated == (moment.name in (SHUFFLED, AGAIN)), f"{moment.name}; {run.describe()}"
+
+
+def kill_at(run: Killings, job: held_query.Job, moment: Moment) -> list[Path]:
+    """Kill the executors whose tasks have ended, with their workers and state servers; return their directories."""
+    partitions = [ENDED] if moment.holds_a_task else [ENDED, OTHER]
+    executors = [attempt.executor for partition in partitions for attempt in moment.attempts(partition)]
+    assert len(set(executors)) == len(partitions), run.describe()
+    for partition in partitions:
+        state = job.path / "query" / "state" / "0" / str(partition)
+        assert list(state.glob(f"**/{moment.batch + 1}.*")), "Spark has the pointers of the tasks that have ended"
+    assert not (job.path / "query" / "commits" / str(moment.batch)).exists(), "and has committed nothing"
+    if job.way != "plain":
+        shown = moment.batch in target_of(job.target).read(job.place or {})["batch"].to_pylist()
+        assert shown == (moment.name == WRITTEN)
+    directories = [path for pid in executors for path in (job.path / "local").glob(f"*/executor-{pid}-*")]
+    assert len(directories) == len(executors)
+    # State servers first: they would remove what their executors leave.
+    victims = [server for server in map(psutil.Process, run.processes(SERVER)) if serves(server, directories)]
+    assert len(victims) == len(executors)
+    for executor in map(psutil.Process, executors):
+        victims += [executor, *executor.children(recursive=True)]
+    for victim in victims:
+        with suppress(psutil.NoSuchProcess):
+            victim.kill()
+    _, alive = psutil.wait_procs(victims, START_S)
+    assert not alive
+    run.tell(f"{moment.name}: killed executors {executors} with all that is theirs")
+    return directories
+
+
+def serves(server: psutil.Process, directories: list[Path]) -> bool:
+    return any(Path(file.path).is_relative_to(each) for file in server.open_files() for each in directories)
+
+
+def require_totals(spark: SparkSession, job: held_query.Job) -> None:
+    """Require the state of a query that nobody disturbed."""
+    newest = job.batches - 1
+    found = {row["key"]: (row["batch"], row["n"], row["total"]) for row in stored_state(spark, job.path)}
+    assert found == {key: (newest, *right_totals(key, newest)) for key in range(KEYS)}
 
 
 @pytest.mark.all
@@ -99,13 +183,17 @@ def require_exact(spark: SparkSession, run: Killings) -> None:
     """Require state and output as of a query that nobody disturbed."""
     folder = run.job.path
     state, output = expected(micro_batches(folder))
+    found = {row["key"]: (row["n"], row["total"], row["last"]) for row in stored_state(spark, folder)}
+    assert found == state, run.describe()
+    assert found_output(folder) == output, run.describe()
+
+
+def stored_state(spark: SparkSession, folder: Path) -> list[dict[str, Any]]:
     spark.conf.set("spark.holdfast.state.dir", str(folder / "durable"))
     try:
-        stored = holdfast.read_state(spark, folder / "query", OPERATOR).to_pylist()
+        return holdfast.read_state(spark, folder / "query", OPERATOR).to_pylist()
     finally:
         spark.conf.unset("spark.holdfast.state.dir")
-    assert {row["key"]: (row["n"], row["total"], row["last"]) for row in stored} == state, run.describe()
-    assert found_output(folder) == output, run.describe()
 
 
 @pytest.mark.timeout(600)
