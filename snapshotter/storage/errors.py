@@ -32,6 +32,7 @@ _DETAIL_LIMIT = 200
 
 _DENIED = "access denied: check credentials, permissions of this action and, for s3, the machine's clock"
 _DENIED_LOCALLY = "access denied: make the folder writable and readable for this user, or choose a different root"
+_DENIED_ON_HDFS = "access denied: check the user (HADOOP_USER_NAME, Kerberos) and the permissions of the folder"
 _FULL = "no space left: free space or choose a different root; nothing of this object was stored"
 _NO_BUCKET = "no such bucket: create it, or correct the storage URL"
 _NOT_A_STORE = "the answer does not come from an object store: check the endpoint URL"
@@ -67,52 +68,30 @@ _BY_NAME: tuple[tuple[frozenset[str], type[HoldfastError], str], ...] = (
     ),
 )
 _BUSY_STATUS = frozenset({408, 409, 429})
-_BUSY_CODES = frozenset(
-    {
-        "InternalError",
-        "OperationAborted",
-        "RequestTimeout",
-        "ServiceUnavailable",
-        "SlowDown",
-        "Throttling",
-        "ThrottlingException",
-    }
-)
-_DENIED_CODES = frozenset(
-    {
-        "AccessDenied",
-        "ExpiredToken",
-        "InvalidAccessKeyId",
-        "InvalidToken",
-        "RequestTimeTooSkewed",
-        "SignatureDoesNotMatch",
-        "TokenRefreshRequired",
-    }
-)
-_ABSENT_CODES = frozenset({"NoSuchKey", "NoSuchVersion"})
+_BUSY_CODES = {
+    *("InternalError", "OperationAborted", "RequestTimeout", "ServiceUnavailable", "SlowDown"),
+    *("Throttling", "ThrottlingException"),
+}
+_DENIED_CODES = {
+    *("AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "RequestTimeTooSkewed"),
+    *("SignatureDoesNotMatch", "TokenRefreshRequired"),
+}
+_ABSENT_CODES = {"NoSuchKey", "NoSuchVersion"}
 
 # A message of hdfs-native names the variant of its error or, in an answer of HDFS, the remote exception's class.
 _HDFS_TEXT = re.compile(r'(\w+)(?:\("(?:\w+[.$])*(\w+)")?')
-_HDFS_DENIED = (
-    InvalidArgumentError,
-    "access denied: check the user (HADOOP_USER_NAME, Kerberos) and the permissions of the folder",
-)
-_BY_HDFS_NAME = {
-    "AccessControlException": _HDFS_DENIED,
-    "AuthorizationException": _HDFS_DENIED,
-    "DSQuotaExceededException": (UnavailableError, _FULL),
-    "GSSAPIError": _HDFS_DENIED,
-    "InvalidArgument": (InvalidArgumentError, _REFUSED),
-    "InvalidPathException": (InvalidArgumentError, _REFUSED),
-    "InvalidToken": _HDFS_DENIED,
-    "NSQuotaExceededException": (UnavailableError, _FULL),
-    "NoSASLMechanism": _HDFS_DENIED,
+_HDFS_DENIED = {
+    *("AccessControlException", "AuthorizationException", "GSSAPIError", "InvalidToken", "NoSASLMechanism"),
+    *("SASLError", "SaslException"),
+}
+_HDFS_REFUSED = {
+    *("InvalidArgument", "InvalidPathException", "PathComponentTooLongException", "UrlParseError", "XmlParseError"),
+}
+_BY_HDFS_NAME: dict[str, tuple[type[HoldfastError], str]] = {
+    **dict.fromkeys(_HDFS_DENIED, (InvalidArgumentError, _DENIED_ON_HDFS)),
+    **dict.fromkeys(_HDFS_REFUSED, (InvalidArgumentError, _REFUSED)),
+    **dict.fromkeys(("DSQuotaExceededException", "NSQuotaExceededException"), (UnavailableError, _FULL)),
     "ParentNotDirectoryException": (InvalidArgumentError, _COLLISION),
-    "PathComponentTooLongException": (InvalidArgumentError, _REFUSED),
-    "SASLError": _HDFS_DENIED,
-    "SaslException": _HDFS_DENIED,
-    "UrlParseError": (InvalidArgumentError, _REFUSED),
-    "XmlParseError": (InvalidArgumentError, _REFUSED),
 }
 _HDFS_RENAME_ONTO_FOLDER = "must both be directories"
 

@@ -28,41 +28,19 @@ from typing import NamedTuple
 
 from holdfast.errors import InvalidArgumentError
 
-_BOOLS = frozenset(
-    {
-        "anon",
-        "cache_regions",
-        "client_kwargs.use_ssl",
-        "client_kwargs.verify",
-        "config_kwargs.disable_request_compression",
-        "config_kwargs.ignore_configured_endpoint_urls",
-        "config_kwargs.s3.payload_signing_enabled",
-        "config_kwargs.s3.use_accelerate_endpoint",
-        "config_kwargs.s3.use_arn_region",
-        "config_kwargs.s3.use_dualstack_endpoint",
-        "config_kwargs.tcp_keepalive",
-        "config_kwargs.use_dualstack_endpoint",
-        "config_kwargs.use_fips_endpoint",
-        "fixed_upload_size",
-        "local_expiry_check",
-        "requester_pays",
-        "use_ssl",
-        "version_aware",
-    }
-)
-_INTS = frozenset(
-    {
-        "config_kwargs.max_pool_connections",
-        "config_kwargs.retries.max_attempts",
-        "config_kwargs.retries.total_max_attempts",
-        "default_block_size",
-        "max_concurrency",
-        "part_size_bytes",
-    }
-)
-_FLOATS = frozenset(
-    {"config_kwargs.connect_timeout", "config_kwargs.read_timeout", "operation_timeout_seconds", "retry_seconds"}
-)
+_BOOLS = {
+    *("anon", "cache_regions", "fixed_upload_size", "local_expiry_check", "requester_pays", "use_ssl", "version_aware"),
+    *("client_kwargs.use_ssl", "client_kwargs.verify", "config_kwargs.disable_request_compression"),
+    *("config_kwargs.ignore_configured_endpoint_urls", "config_kwargs.tcp_keepalive"),
+    *("config_kwargs.use_dualstack_endpoint", "config_kwargs.use_fips_endpoint"),
+    *("config_kwargs.s3.payload_signing_enabled", "config_kwargs.s3.use_accelerate_endpoint"),
+    *("config_kwargs.s3.use_arn_region", "config_kwargs.s3.use_dualstack_endpoint"),
+}
+_INTS = {
+    *("default_block_size", "max_concurrency", "part_size_bytes", "config_kwargs.max_pool_connections"),
+    *("config_kwargs.retries.max_attempts", "config_kwargs.retries.total_max_attempts"),
+}
+_FLOATS = {"config_kwargs.connect_timeout", "config_kwargs.read_timeout", "operation_timeout_seconds", "retry_seconds"}
 _PATH_OR_BOOL = "client_kwargs.verify"
 _WORDS = {"true": True, "false": False}
 #: Options that hold credentials. Spark Connect hides most of them from the program that sets them.
