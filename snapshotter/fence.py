@@ -29,13 +29,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from holdfast.errors import ConflictError, FencedError, NotFoundError
+from holdfast.snapshotter.fields import Stored, refuse_stray
 from holdfast.snapshotter.storage.object_storage import Buffer, ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Stored)
 
 _DIGITS = 20
 #: Each failed attempt means that another process was faster; at most this many are expected to start at once.
@@ -86,6 +88,32 @@ class Fence:
     def old(numbers: Sequence[int]) -> Sequence[int]:
         """Return the numbers to delete if only the newest object matters: usually none, otherwise many at once."""
         return numbers[:-_OLD_KEPT] if len(numbers) >= 2 * _OLD_KEPT else ()
+
+
+class TypedFence(Fence, Generic[S]):
+    """A fence whose objects are encoded values of a class; their fields, and `number` if any, must be as `expected`."""
+
+    def __init__(self, storage: ObjectStorage, folder: str, kind: type[S], **expected: object) -> None:
+        super().__init__(storage, folder)
+        self._kind, self._expected = kind, expected
+
+    def decode(self, number: int, data: Buffer) -> S:
+        """Return an object's value. Raises `CorruptionError`."""
+        source = f"{self.url}/{key_of(number)}"
+        found = self._kind.decode(data, source, **self._expected)
+        if (own := getattr(found, "number", number)) != number:
+            refuse_stray(source, **self._expected, number=own)
+        return found
+
+    def newest_value(self) -> tuple[int, S | None]:
+        """Return the newest number and its value; 0 and None if the fence is empty. Raises `CorruptionError`."""
+        number, data = self.newest()
+        return number, None if data is None else self.decode(number, data)
+
+    def replace(self, number: int, value: S) -> None:
+        """Take a number, and delete old objects, since only the newest matters; raises the errors of `take`."""
+        if old := self.old(self.take(number, value.encode())):  # many, if two programs alternate
+            self.delete(old)
 
 
 def looks(url: str) -> Iterator[int]:

@@ -29,6 +29,8 @@ from dataclasses import dataclass, fields
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, NoReturn, Self, Union, get_args, get_origin, get_type_hints
 
+import pyarrow as pa
+
 from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
 from holdfast.backends.schema import decode_schemas, encode_schemas
@@ -56,13 +58,14 @@ class Stored:
     """A dataclass that is stored as a JSON object; see the module docstring.
 
     ``Annotated`` constrains a field by a pattern, range, length or `Coding`; a plain int is 0 or more. Newer releases
-    may add fields to a class with ``notice=True``.
+    may add fields to a class with ``notice=True``. `KIND` is the kind of file that `encode` makes.
     """
 
+    KIND: ClassVar[str] = ""
     _IS_NOTICE: ClassVar[bool] = False
 
-    def __init_subclass__(cls, *, notice: bool = False) -> None:
-        cls._IS_NOTICE = notice
+    def __init_subclass__(cls, *, kind: str = "", notice: bool = False) -> None:
+        cls.KIND, cls._IS_NOTICE = kind, notice
 
     @classmethod
     def read(cls, values: object, source: str) -> Self:
@@ -74,9 +77,17 @@ class Stored:
         return found
 
     @classmethod
-    def decode(cls, data: Any, kind: str, source: str) -> Self:
-        """Parse the header of a stored file without sections. Raises `CorruptionError`."""
-        return cls.read(stored_file.decode(data, source=source, kind=kind, plain_bytes_max=0).header, source)
+    def decode(cls, data: Any, source: str, **expected: object) -> Self:
+        """Parse the file that `encode` made; these fields must be as `expected`. Raises `CorruptionError`."""
+        found = cls.read(stored_file.decode(data, source=source, kind=cls.KIND, plain_bytes_max=0).header, source)
+        facts = {name: getattr(found, name) for name in expected}
+        if facts != expected:
+            refuse_stray(source, **facts)
+        return found
+
+    def encode(self) -> pa.Buffer:
+        """Return a stored file without sections. Raises `InvalidArgumentError` if it is larger than readers accept."""
+        return stored_file.encode(self.KIND, self.to_json())[0]
 
     def require(self, header: Fields) -> None:
         """Refuse values that contradict each other; subclasses override this."""

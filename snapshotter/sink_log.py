@@ -31,23 +31,12 @@ from typing import Annotated, Any
 
 import xxhash
 
-from holdfast.backends import stored_file
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, StateLostError
-from holdfast.snapshotter.fence import Fence, key_of, number_of
-from holdfast.snapshotter.fields import (
-    DIGEST,
-    NUMBER_LIMIT,
-    QUERY_ID,
-    Fields,
-    PositiveInt,
-    SignedInt,
-    Stored,
-    refuse_stray,
-)
+from holdfast.snapshotter.fence import TypedFence, key_of, number_of
+from holdfast.snapshotter.fields import DIGEST, NUMBER_LIMIT, QUERY_ID, Fields, PositiveInt, SignedInt, Stored
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.options import parse_url
 
-KIND = "sink-entry"
 #: No operator has this name.
 FOLDER = "_sinks"
 SINK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
@@ -88,7 +77,7 @@ def place_digest(location: str) -> str:
 
 
 @dataclass(frozen=True)
-class Entry(Stored):
+class Entry(Stored, kind="sink-entry"):
     """One entry of a sink's log: the start of a driver's run, or a decision."""
 
     sink: Annotated[str, SINK]
@@ -156,13 +145,12 @@ class SinkLog:
 
     def __init__(self, storage: ObjectStorage, sink: str) -> None:
         self.sink = sink
-        self._fence = Fence(storage, f"{FOLDER}/{sink}")
+        self._fence = TypedFence(storage, f"{FOLDER}/{sink}", Entry, sink=sink)
         self._kept: list[int] = []
 
     def newest(self) -> Entry | None:
         """Return the newest entry; None if the log is empty."""
-        number, data = self._fence.newest()
-        return None if data is None else self._decoded(number, data)
+        return self._fence.newest_value()[1]
 
     def latest(self) -> tuple[Entry | None, Entry | None]:
         """Return the newest entry and decision, while others may append. Raises `StateLostError` if that is deleted."""
@@ -201,20 +189,13 @@ class SinkLog:
                     return True
                 nameless += b'"query_id"' not in before_ended
                 if not oldest:
-                    oldest = self._decoded(number, memoryview(data)).decided or number
+                    oldest = self._fence.decode(number, data).decided or number
                     may_continue = nameless > 0 and restored_from is not None and restored_from.encode() in data
         return nameless > 1 or may_continue
 
     def read(self, number: int) -> Entry:
         """Return an entry. Raises `CorruptionError`, `NotFoundError`."""
-        return self._decoded(number, self._fence.read(number))
-
-    def _decoded(self, number: int, data: memoryview) -> Entry:
-        source = f"{self._fence.url}/{key_of(number)}"
-        entry = Entry.decode(data, KIND, source)
-        if (entry.sink, entry.number) != (self.sink, number):
-            refuse_stray(source, sink=entry.sink, number=entry.number)
-        return entry
+        return self._fence.decode(number, self._fence.read(number))
 
     def append(self, entry: Entry) -> None:
         """Store an entry after the newest one that was read; once a decision is stored, its rows will become visible.
@@ -222,8 +203,7 @@ class SinkLog:
         After `FencedError` or `InvalidArgumentError` the entry does not count; after `ConflictError` it may count, and
         later drivers act on it; after `UnavailableError` it is unknown whether it counts.
         """
-        header = entry.to_json()
-        size_bytes = len(json.dumps(header["handles"]))
+        size_bytes = len(json.dumps(entry.to_json()["handles"]))
         if size_bytes > _HANDLES_BYTES_MAX:
             raise InvalidArgumentError(
                 "the sink's handles are too large to store: write fewer partitions, with coalesce",
@@ -232,7 +212,7 @@ class SinkLog:
                 size_bytes=size_bytes,
                 limit_bytes=_HANDLES_BYTES_MAX,
             )
-        self._kept = self._fence.take(entry.number, stored_file.encode(KIND, header)[0])
+        self._kept = self._fence.take(entry.number, entry.encode())
 
     def prune(self, entry: Entry, retained: int) -> None:
         """Delete entries older than the newest `retained`, in batches. Raises `UnavailableError`."""

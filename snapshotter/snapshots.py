@@ -160,7 +160,8 @@ class Manifest(Stored):
         """Bytes of all objects that the snapshot needs besides the manifest."""
         return sum(file.stored_bytes for file in self.files)
 
-    def encode(self) -> tuple[pa.Buffer, ChainEntry]:
+    def encoded(self) -> tuple[pa.Buffer, ChainEntry]:
+        """Return the stored manifest and its chain entry."""
         data, digest = stored_file.encode(KIND, self.to_json())
         return data, ChainEntry(KIND, self.pointer, data.size, digest, self.stored_bytes)
 
@@ -194,7 +195,6 @@ def number_of_parts(size_bytes: int, part_bytes: int) -> int:
 _SAMPLE_BYTES = 64 << 10
 # Compressing RocksDB's tables, which are compressed already, would save 5 % and take half of an upload's CPU time.
 _WORTH_FRAMING = 0.8
-_NOTE_KIND = "snapshot-note"
 #: Notes to keep: a running attempt can build only on one of the newest snapshots.
 _KEPT = 4
 #: Identifies a local file: inode, size in bytes and modification time in ns. A different file with the same name and
@@ -342,7 +342,7 @@ class NotedFile(Stored):
 
 
 @dataclass(frozen=True)
-class SnapshotNote(Stored):
+class SnapshotNote(Stored, kind="snapshot-note"):
     """An executor's local record of a snapshot, which saves requests to the storage."""
 
     entry: ChainEntry  #: The snapshot's entry in a chain
@@ -371,14 +371,13 @@ class SnapshotNotes:
         """Write a note of a snapshot and the local files that it stored; keep only the latest notes."""
         stored = tuple(NotedFile(identity, file) for identity, file in files)
         note = SnapshotNote(entry, stored, manifest.part_bytes, manifest.written_ms, manifest.cleaned)
-        data, _ = stored_file.encode(_NOTE_KIND, note.to_json())
         with local_files.lock_folder(self._folder.parent), local_files.writing(self._folder):
             local_files.make_private_folder(self._folder)
             older = self._left()
             temporary = self._folder / f".{self._new_id()}"
             try:
                 with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                    file.write(data)
+                    file.write(note.encode())
                 # Later than all older notes, even if the clock was set back.
                 left_ns = max(temporary.stat().st_mtime_ns, *(left_ns + 1 for left_ns, _ in older), 0)
                 os.utime(temporary, ns=(left_ns, left_ns))
@@ -413,7 +412,7 @@ class SnapshotNotes:
         """Return the note of a version; None if it is missing or unreadable."""
         path = self._folder / str(pointer)
         try:
-            note = SnapshotNote.read(local_files.read_header(path, _NOTE_KIND), str(path))
+            note = SnapshotNote.read(local_files.read_header(path, SnapshotNote.KIND), str(path))
         except (NotFoundError, CorruptionError):
             return None
         return note if note.entry.kind == "snapshot" and note.entry.pointer == pointer else None
@@ -495,7 +494,7 @@ class Snapshots:
         )
         if clock.monotonic_ms() - frozen.since_ms >= SURE_FOR_MS:
             self._require_parts(manifest)
-        data, entry = manifest.encode()
+        data, entry = manifest.encoded()
         self._shard.put(entry.key, data)
         self.notes.leave(entry, manifest, [(identities[name], files[name]) for name in names])
         return entry, manifest

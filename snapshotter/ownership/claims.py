@@ -35,22 +35,20 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from urllib.parse import quote, unquote
 
 import xxhash
 
 from holdfast import clock
-from holdfast.backends import stored_file
 from holdfast.errors import ConflictError, CorruptionError, FencedError
-from holdfast.snapshotter.fence import Fence, key_of, looks, read_newest
-from holdfast.snapshotter.fields import Fields, PositiveInt, Stored, refuse_stray
+from holdfast.snapshotter.fence import Fence, key_of, looks, number_of, read_newest
+from holdfast.snapshotter.fields import Fields, PositiveInt, Stored
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, check_operator, find_operator
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
-KIND = "claim"
 FOLDER = "claims"
 #: The run of an older claim has ended, was killed, or is idle.
 ALIVE_MS = 5 * 60_000
@@ -84,7 +82,7 @@ class ClaimingRun(Stored, notice=True):
 
 
 @dataclass(frozen=True)
-class Claim(Stored, notice=True):
+class Claim(Stored, kind="claim", notice=True):
     """A claim on an operator's directory."""
 
     operator: str
@@ -142,10 +140,8 @@ def claims_of(storage: ObjectStorage, operator: str) -> PrefixedStorage:
 
 def read_claim(folder: PrefixedStorage, info: ObjectInfo) -> Claim:
     """Read a listed claim. Raises `CorruptionError`, `NotFoundError`."""
-    source = f"{folder.url}/{info.key}"
-    claim = Claim.decode(folder.get(info.key), KIND, source)
-    if (f"{claim.operator}/{FOLDER}", key_of(claim.number)) != (folder.prefix, info.key):
-        refuse_stray(source, operator=claim.operator, number=claim.number)
+    expected = {"operator": folder.prefix.removesuffix(f"/{FOLDER}"), "number": number_of(info.key)}
+    claim = Claim.decode(folder.get(info.key), f"{folder.url}/{info.key}", **expected)
     return replace(claim, runs=(*claim.runs[:-1], replace(claim.holder, seen_ms=info.modified_ms)))
 
 
@@ -250,7 +246,7 @@ class Claims:
                 return tenure
             claim = self._after(newest)
             try:
-                numbers = self._fence.take(claim.number, stored_file.encode(KIND, asdict(claim))[0])
+                numbers = self._fence.take(claim.number, claim.encode())
             except ConflictError:  # another run, or another executor of this run, was faster: look again
                 continue
             old = [key_of(number) for number in self._fence.old(numbers)]

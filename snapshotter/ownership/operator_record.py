@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from holdfast.backends import stored_file
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import (
     ConflictError,
@@ -21,10 +20,9 @@ from holdfast.errors import (
     SchemaMismatchError,
     UnavailableError,
 )
-from holdfast.snapshotter.fields import PositiveInt, Stored, coding_of_tables, refuse_stray
+from holdfast.snapshotter.fields import PositiveInt, Stored, coding_of_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
-KIND = "operator"
 _KEY = "operator"
 #: The error for two operators with the same name, at definition or at run time.
 SAME_NAME = (
@@ -34,7 +32,7 @@ SAME_NAME = (
 
 
 @dataclass(frozen=True)
-class OperatorRecord(Stored):
+class OperatorRecord(Stored, kind="operator"):
     """The owner and the tables of an operator's directory."""
 
     operator: str
@@ -60,7 +58,7 @@ def declare_operator(storage: ObjectStorage, record: OperatorRecord) -> Operator
     if stored is None:
         _require_no_location(storage)
         try:
-            storage.put_if_absent(f"{record.operator}/{_KEY}", stored_file.encode(KIND, record.to_json())[0])
+            storage.put_if_absent(f"{record.operator}/{_KEY}", record.encode())
             return record
         except ConflictError:  # another record was first, and counts
             stored = read_operator(storage, record.operator)
@@ -131,8 +129,4 @@ def find_operator(storage: ObjectStorage, operator: str) -> OperatorRecord | Non
         data = storage.get(key)
     except NotFoundError:
         return None
-    source = f"{storage.url}/{key}"
-    record = OperatorRecord.decode(data, KIND, source)
-    if record.operator != operator:
-        refuse_stray(source, operator=record.operator)
-    return record
+    return OperatorRecord.decode(data, f"{storage.url}/{key}", operator=operator)

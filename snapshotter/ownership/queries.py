@@ -22,15 +22,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated
 
-from holdfast.backends import stored_file
 from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError, NotFoundError
-from holdfast.snapshotter.fence import Fence, looks
-from holdfast.snapshotter.fields import QUERY_ID, Fields, Stored, refuse_stray
+from holdfast.snapshotter.fence import TypedFence, looks
+from holdfast.snapshotter.fields import QUERY_ID, Fields, Stored
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.options import parse_url
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
-ORIGIN_KIND, LOCATION_KIND = "origin", "location"
 #: No operator has this name.
 FOLDER = "_queries"
 #: Holds a new query's savepoint, below its id, during a rescale. No operator has this name.
@@ -41,7 +39,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 @dataclass(frozen=True)
-class QueryOrigin(Stored):
+class QueryOrigin(Stored, kind="origin"):
     """The state that a restored or cloned query began with."""
 
     query_id: str  #: Spark's id of the query
@@ -80,7 +78,7 @@ class QueryOrigin(Stored):
 def declare_origin(storage: ObjectStorage, origin: QueryOrigin) -> None:
     """Store a query's origin, before anything is written to its directories. Raises `ConflictError`."""
     folder = PrefixedStorage(storage, FOLDER)
-    folder.put(origin.query_id, stored_file.encode(ORIGIN_KIND, origin.to_json())[0])
+    folder.put(origin.query_id, origin.encode())
     if not origin.is_clone:
         return
     try:
@@ -101,11 +99,7 @@ def find_origin(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
         data = folder.get(query_id)
     except NotFoundError:
         return None
-    source = f"{folder.url}/{query_id}"
-    origin = QueryOrigin.decode(data, ORIGIN_KIND, source)
-    if origin.query_id != query_id:
-        refuse_stray(source, query_id=origin.query_id)
-    return origin
+    return QueryOrigin.decode(data, f"{folder.url}/{query_id}", query_id=query_id)
 
 
 def is_filling(storage: ObjectStorage, origin: QueryOrigin) -> bool:
@@ -131,7 +125,7 @@ _HOST = re.compile(_PLAIN + "{0,255}")
 
 
 @dataclass(frozen=True)
-class NotedLocation(Stored):
+class NotedLocation(Stored, kind="location"):
     """A query's checkpoint location, noted by the last run that knew it."""
 
     state_id: Annotated[str, QUERY_ID]  #: The id in the query's pointers and records
@@ -161,27 +155,17 @@ def note_location(storage: ObjectStorage, noted: NotedLocation) -> None:
     for _ in looks(fence.url):
         number, data = fence.newest()
         with suppress(CorruptionError):  # the next note replaces it
-            if data is not None and _read(fence, number, data, noted.state_id) == noted:
+            if data is not None and fence.decode(number, data) == noted:
                 return
         with suppress(ConflictError):  # another driver was faster: read its note
-            fence.delete(fence.old(fence.take(number + 1, stored_file.encode(LOCATION_KIND, noted.to_json())[0])))
+            fence.replace(number + 1, noted)
             return
 
 
 def find_noted(storage: ObjectStorage, state_id: str) -> NotedLocation | None:
     """Return the newest note, or None. Raises `CorruptionError`."""
-    fence = _fence(storage, state_id)
-    number, data = fence.newest()
-    return None if data is None else _read(fence, number, data, state_id)
+    return _fence(storage, state_id).newest_value()[1]
 
 
-def _fence(storage: ObjectStorage, state_id: str) -> Fence:
-    return Fence(storage, f"{FOLDER}/{state_id}.locations")
-
-
-def _read(fence: Fence, number: int, data: memoryview, state_id: str) -> NotedLocation:
-    source = f"{fence.url}/{number}"
-    noted = NotedLocation.decode(data, LOCATION_KIND, source)
-    if noted.state_id != state_id:
-        refuse_stray(source, query_id=noted.state_id)
-    return noted
+def _fence(storage: ObjectStorage, state_id: str) -> TypedFence[NotedLocation]:
+    return TypedFence(storage, f"{FOLDER}/{state_id}.locations", NotedLocation, state_id=state_id)

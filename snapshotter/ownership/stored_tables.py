@@ -23,18 +23,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, Self
 
-from holdfast.backends import stored_file
 from holdfast.backends.column_names import ColumnChanges, Names, named, with_columns
 from holdfast.backends.evolution import evolved, evolved_tables
 from holdfast.backends.run import Run, under_names
 from holdfast.backends.schema import TableSchema, encode_schemas
 from holdfast.errors import ConflictError, SchemaMismatchError
-from holdfast.snapshotter.fence import Fence, key_of, looks
-from holdfast.snapshotter.fields import NOT_STORED, Coding, Fields, Stored, coding_of_tables, refuse_stray
+from holdfast.snapshotter.fence import TypedFence, looks
+from holdfast.snapshotter.fields import NOT_STORED, Coding, Fields, Stored, coding_of_tables
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
-KIND = "schemas"
 FOLDER = "schemas"
 _TableNames = Annotated[frozenset[str], Coding(list[str], frozenset, sorted)]
 
@@ -148,7 +146,7 @@ class StoredTables(Stored):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Header(StoredTables):
+class _Header(StoredTables, kind="schemas"):
     operator: str
     query_id: str
     number: int
@@ -167,22 +165,21 @@ def _holds(held: TableSchema, latest: TableSchema, names: Names) -> bool:
 
 def stored_tables(storage: ObjectStorage, record: OperatorRecord) -> StoredTables:
     """Return the tables that an operator's state may hold. Raises `CorruptionError`."""
-    return _newest(Fence(storage, f"{record.operator}/{FOLDER}"), record)[1]
+    return _newest(_fence(storage, record), record)[1]
 
 
 def declare_tables(storage: ObjectStorage, record: OperatorRecord, planned: StoredTables) -> None:
     """Store a run's `planned` tables and column changes, unless the stored tables have them already."""
-    fence = Fence(storage, f"{record.operator}/{FOLDER}")
+    fence = _fence(storage, record)
     for _ in looks(storage.url):
         number, stored = _newest(fence, record)
         after = _after(planned, stored, record, storage.url)
         if (after, after.never_null) == (stored, stored.never_null):
             return
-        header = {"operator": record.operator, "query_id": record.query_id, "number": number + 1, **after.to_json()}
+        tables = after.held, after.latest, after.last, after.names, after.left_out
+        header = _Header(*tables, operator=record.operator, query_id=record.query_id, number=number + 1)
         with suppress(ConflictError):  # another run was faster: read its declaration
-            numbers = fence.take(number + 1, stored_file.encode(KIND, header)[0])
-            if old := fence.old(numbers):  # many, if two programs alternate
-                fence.delete(old)
+            fence.replace(number + 1, header)
             return
 
 
@@ -203,12 +200,13 @@ def _after(planned: StoredTables, stored: StoredTables, record: OperatorRecord, 
     return after
 
 
-def _newest(fence: Fence, record: OperatorRecord) -> tuple[int, StoredTables]:
-    number, data = fence.newest()
-    if data is None:
+def _fence(storage: ObjectStorage, record: OperatorRecord) -> TypedFence[_Header]:
+    folder = f"{record.operator}/{FOLDER}"
+    return TypedFence(storage, folder, _Header, operator=record.operator, query_id=record.query_id)
+
+
+def _newest(fence: TypedFence[_Header], record: OperatorRecord) -> tuple[int, StoredTables]:
+    number, found = fence.newest_value()
+    if found is None:
         return 0, StoredTables.of_first_run(record.tables)
-    source = f"{fence.url}/{key_of(number)}"
-    found = _Header.decode(data, KIND, source)
-    if (found.operator, found.query_id, found.number) != (record.operator, record.query_id, number):
-        refuse_stray(source, operator=found.operator, query_id=found.query_id)
     return number, StoredTables(found.held, found.latest, found.last, found.names, found.left_out)

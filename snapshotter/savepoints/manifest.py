@@ -39,8 +39,6 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Annotated, Any, Self
 
-import pyarrow as pa
-
 from holdfast import clock
 from holdfast.backends import stored_file
 from holdfast.backends.options import did_you_mean
@@ -74,7 +72,6 @@ PIECE_BYTES_MAX = 4 << 30
 #: Stored as text, because a JSON number cannot represent all 64 bits of a hash.
 _Hash = Annotated[int, Coding(Annotated[str, re.compile("[0-9a-f]{16}")], lambda text: int(text, 16), "{:016x}".format)]
 _Shard = Annotated[int, range(SHARDS_LIMIT)]
-KIND = "savepoint"
 #: Names of sources, or their numbers.
 SOURCE = re.compile(r"[A-Za-z0-9_]{1,255}")
 _Line = Annotated[str, re.compile(r"[^\n\r]+")]
@@ -264,7 +261,7 @@ class SavedQuery(Stored):
 
 
 @dataclass(frozen=True, repr=False)
-class Savepoint(Stored):
+class Savepoint(Stored, kind="savepoint"):
     """A savepoint.
 
     Attributes
@@ -320,10 +317,6 @@ class Savepoint(Stored):
             )
         return self.operators[names.index(name)]
 
-    def encode(self) -> pa.Buffer:
-        """Encode the manifest. Raises `InvalidArgumentError` if it is larger than readers accept."""
-        return stored_file.encode(KIND, self.to_json())[0]
-
     def require(self, header: Fields) -> None:
         keys = [log.key for log in self.query.logs]
         keys += [piece.key for operator in self.operators for piece in operator.pieces]
@@ -334,7 +327,7 @@ class Savepoint(Stored):
 
 def read_manifest(data: Any, name: str, source: str) -> Savepoint:
     """Decode a manifest into a savepoint with its folder's current name. Raises `CorruptionError`."""
-    return replace(Savepoint.decode(data, KIND, source), name=name)
+    return replace(Savepoint.decode(data, source), name=name)
 
 
 def _require_batch(text: str, header: Fields) -> None:

@@ -18,12 +18,10 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from holdfast import clock
-from holdfast.backends import stored_file
 from holdfast.errors import HoldfastError
-from holdfast.snapshotter.fields import Stored, refuse_stray
+from holdfast.snapshotter.fields import Stored
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
-KIND = "trouble"
 NAME = re.compile(r"(snapshot|clean-up|micro-batch-([0-9]{1,18}))-[0-9a-z]{8,40}")
 _WHAT = re.compile(r"snapshot|clean-up|micro-batch-[0-9]{1,18}")
 _BATCH = "micro-batch-"
@@ -42,7 +40,7 @@ def batch_of(key: str) -> int | None:
 
 
 @dataclass(frozen=True)
-class Trouble(Stored, notice=True):
+class Trouble(Stored, kind="trouble", notice=True):
     """A reported failure."""
 
     what: Annotated[str, _WHAT]  #: ``snapshot``, ``clean-up`` or ``micro-batch-42``
@@ -61,7 +59,7 @@ def report_trouble(shard: PrefixedStorage, what: str, error: Exception, in_a_row
     text = str(error) if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
     text = text.encode(errors="backslashreplace").decode()  # a local path may hold any bytes
     trouble = Trouble(what, text[:_TEXT_MAX], in_a_row, host, now_ms, shard.prefix)
-    shard.put(f"troubles/{what}-{clock.new_id()}", stored_file.encode(KIND, trouble.to_json())[0])
+    shard.put(f"troubles/{what}-{clock.new_id()}", trouble.encode())
 
 
 def _is_about(key: str, what: str) -> bool:
@@ -72,9 +70,6 @@ def _is_about(key: str, what: str) -> bool:
 
 def read_trouble(shard: PrefixedStorage, key: str) -> Trouble:
     """Read a report. Raises `NotFoundError`, `CorruptionError`, `UnavailableError`."""
-    source = f"{shard.url}/{key}"
-    found = Trouble.decode(shard.get(key), KIND, source)
     match = NAME.fullmatch(key.rpartition("/")[2])
-    if found.shard != shard.prefix or match is None or match[1] != found.what:
-        refuse_stray(source, shard=found.shard, what=found.what)
+    found = Trouble.decode(shard.get(key), f"{shard.url}/{key}", shard=shard.prefix, what=match and match[1])
     return replace(found, error=found.error[:_TEXT_MAX])

@@ -130,7 +130,7 @@ class ShardHistory:
         )
 
     def finish_snapshot(self, manifest: Manifest, executor: int = 0) -> ChainEntry:
-        data, entry = manifest.encode()
+        data, entry = manifest.encoded()
         self.storage.put(f"{self.prefix}/{entry.key}", data)
         self.manifests[entry] = manifest
         notes = self.notes.setdefault(executor, {})

@@ -16,7 +16,6 @@ from typing import Annotated
 import pyarrow as pa
 import pyarrow.types as pt
 
-from holdfast.backends import stored_file
 from holdfast.backends.schema import decode_schema, encode_schema
 from holdfast.errors import ConflictError, CorruptionError, NotFoundError, SchemaMismatchError, StateLostError
 from holdfast.snapshotter.fence import Fence, key_of, looks
@@ -101,7 +100,6 @@ def compare(given: Mapping[str, str], there: Mapping[str, str], for_new: str, **
             )  # fmt: skip
 
 
-KIND = "sink-queries"
 #: The folder of holdfast's own files below a sink's URL; file readers skip names that begin with ``_``.
 FOLDER = "_holdfast"
 # A sink may have one of these names: its keys have more segments.
@@ -122,7 +120,7 @@ def _encoded_columns(columns: pa.Schema | None) -> str | None:
 
 
 @dataclass(frozen=True)
-class Writers(Stored):
+class Writers(Stored, kind="sink-queries"):
     """The sinks and queries that write to a URL."""
 
     number: int = 0  #: 0 if no query has written
@@ -167,8 +165,7 @@ def claim(storage: ObjectStorage, query: SinkQuery, columns: pa.Schema | None = 
         after = dict(sorted({**found.queries, query.sink: (*others, query.query_id)}.items()))
         with suppress(ConflictError):  # another query claimed the URL concurrently: look again
             writers = Writers(found.number + 1, after, columns if found.columns is None else found.columns)
-            data, _ = stored_file.encode(KIND, writers.to_json())
-            fence.delete(fence.take(writers.number, data)[:-_KEPT])
+            fence.delete(fence.take(writers.number, writers.encode())[:-_KEPT])
             return
 
 
@@ -182,7 +179,7 @@ def _newest(fence: Fence) -> Writers:
     if data is None:
         return Writers()
     source = f"{fence.url}/{key_of(number)}"
-    writers = Writers.decode(data, KIND, source)
+    writers = Writers.decode(data, source)
     if writers.number != number:
         refuse_stray(source, number=writers.number)
     return writers

@@ -38,7 +38,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from holdfast.backends import stored_file
 from holdfast.errors import (
     CorruptionError,
     FencedError,
@@ -66,7 +65,6 @@ from holdfast.spark_integration.sinks.two_phase_sink import (
 )
 from holdfast.spark_integration.spark_types import require_utf8
 
-KIND = "sink-attempt"
 COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
 
 
@@ -225,7 +223,7 @@ def attempts_of(handles: Iterable[Handle], batch_id: int | None = None) -> list[
 
 
 @dataclass(frozen=True)
-class _Note(Stored):
+class _Note(Stored, kind="sink-attempt"):
     sink: str
     query_id: str
     attempt: str
@@ -249,7 +247,7 @@ class Attempts:
     def note(self, attempt: str, number: int, first_file: int, files: Sequence[DataFile]) -> None:
         """Store a note of the files to be written."""
         note = _Note(self._query.sink, self._query.query_id, attempt, number, first_file, tuple(files))
-        self.storage.put(self._key(attempt, number), stored_file.encode(KIND, note.to_json())[0])
+        self.storage.put(self._key(attempt, number), note.encode())
 
     def require_note(self, attempt: str, number: int) -> None:
         """Raise `FencedError` if an attempt's note is gone."""
@@ -340,7 +338,7 @@ class Attempts:
             data = self.storage.get(key)
         except NotFoundError:
             return []
-        note = _Note.decode(data, KIND, source)
+        note = _Note.decode(data, source)
         owner = (note.sink, note.query_id, note.attempt, note.number)
         if owner != (self._query.sink, self._query.query_id, attempt, number):
             refuse(source, "belongs to a different attempt than its name says")

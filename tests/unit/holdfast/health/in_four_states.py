@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from pathlib import Path
 
 from holdfast import clock
-from holdfast.backends import stored_file
-from holdfast.snapshotter.ownership.claims import KIND, Claim, ClaimingRun
+from holdfast.snapshotter.ownership.claims import Claim, ClaimingRun
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.troubles import of_batch, report_trouble
@@ -66,6 +64,6 @@ def claim(
 def put_claim(root: Path, told: Claim, seen_ms: int) -> Path:
     path = root / told.operator / "claims" / f"{told.number:020d}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(memoryview(stored_file.encode(KIND, asdict(told))[0]))
+    path.write_bytes(memoryview(told.encode()))
     os.utime(path, (seen_ms / 1000, seen_ms / 1000))
     return path

@@ -25,7 +25,6 @@ from holdfast.errors import (
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator, read_operator, shard_prefix
 from holdfast.snapshotter.ownership.queries import (
     FOLDER,
-    ORIGIN_KIND,
     QueryOrigin,
     declare_origin,
     find_origin,
@@ -173,7 +172,7 @@ def test_what_is_written_is_read(storage: ObjectStorage) -> None:
 )
 def test_what_cannot_be_is_refused(storage: ObjectStorage, change: dict[str, Any]) -> None:
     values = {**asdict(ORIGIN), "empty": list(ORIGIN.empty), **change}
-    storage.put(f"{FOLDER}/q-2", stored_file.encode(ORIGIN_KIND, values)[0])
+    storage.put(f"{FOLDER}/q-2", stored_file.encode(QueryOrigin.KIND, values)[0])
     with pytest.raises(CorruptionError, match="_queries/q-2"):
         find_origin(storage, "q-2")
 

@@ -23,7 +23,7 @@ from holdfast.errors import (
     NotFoundError,
     UnavailableError,
 )
-from holdfast.snapshotter.savepoints.manifest import KEY, KIND, Piece, Savepoint, read_manifest
+from holdfast.snapshotter.savepoints.manifest import KEY, Piece, Savepoint, read_manifest
 from holdfast.snapshotter.savepoints.savepoints import (
     begin_savepoint,
     delete_savepoint,
@@ -311,10 +311,10 @@ def put(path: tuple[str | int, ...], fields: dict[str, Any], header: dict[str, A
 )
 def test_a_hostile_manifest_is_refused(target: ObjectStorage, change: Change) -> None:
     """Its checksum is right: nothing it says is used before it is checked, and no key leads outside its folder."""
-    header = dict(stored_file.decode(a_savepoint(target).encode(), source="x", kind=KIND).header)
+    header = dict(stored_file.decode(a_savepoint(target).encode(), source="x", kind=Savepoint.KIND).header)
     change(header)
     with pytest.raises(CorruptionError, match="the manifest"):
-        read_manifest(stored_file.encode(KIND, header)[0], "one", "the manifest")
+        read_manifest(stored_file.encode(Savepoint.KIND, header)[0], "one", "the manifest")
 
 
 def test_pieces_that_are_read_survive_json() -> None:

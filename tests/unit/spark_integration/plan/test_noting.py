@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from pyspark.accumulators import Accumulator
 
-from holdfast.backends import stored_file
 from holdfast.errors import CorruptionError, InvalidArgumentError
-from holdfast.snapshotter.ownership.queries import LOCATION_KIND, NotedLocation, find_noted, note_location
+from holdfast.snapshotter.ownership.queries import NotedLocation, find_noted, note_location
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.plan import noting
 from holdfast.spark_integration.shard import news
@@ -245,9 +244,7 @@ def test_notes_of_several_drivers_follow_each_other(tmp_path: Path) -> None:
             refused = NotedLocation("state-2", QUERY, place, "host")
             with pytest.raises(InvalidArgumentError):
                 note_location(storage, refused)
-            storage.put(
-                f"_queries/state-2.locations/{number:020d}", stored_file.encode(LOCATION_KIND, refused.to_json())[0]
-            )
+            storage.put(f"_queries/state-2.locations/{number:020d}", refused.encode())
             with pytest.raises(CorruptionError, match="holds an invalid checkpoint location") as caught:
                 find_noted(storage, "state-2")
             assert "hidden" not in str(caught.value)
