@@ -1,12 +1,7 @@
 """Objects on any other file system that fsspec supports, such as ``memory://``.
 
-::
-
-    rename is atomic (see `_RENAMES`)    write <folder>/.tmp-<random id>, move it to the key; check the size twice
-    every other file system              one `pipe_file`: object stores publish an object after its last byte
-
-A file system in neither group may show a partial file after a crash; the checksums in holdfast's files detect that.
-``memory://`` is shared within the process, and a forked child has its own copy.
+A put is one `pipe_file`: object stores publish an object after its last byte. Only file systems in `_CREATES` can hold
+state; others may show partial files. ``memory://`` is shared within the process, and a forked child has its own copy.
 """
 
 from __future__ import annotations
@@ -16,7 +11,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -27,13 +22,11 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.core import url_to_fs
 from fsspec.implementations.memory import MemoryFileSystem
 
-from holdfast import clock
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
-from holdfast.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.connections import Connections
 from holdfast.snapshotter.storage.errors import translated
 from holdfast.snapshotter.storage.object_storage import (
-    TEMPORARY_PREFIX,
     Action,
     Buffer,
     ObjectInfo,
@@ -54,7 +47,6 @@ _in_memory = threading.Lock()
 _PACKAGES = {"abfss": "adlfs"}
 #: Schemes whose `pipe_file` passes the condition to the store: two concurrent callers cannot both create an object.
 _CREATES = frozenset({"abfs", "abfss", "az", "gcs", "gs", "memory"})
-_RENAMES = frozenset({"arrow_hdfs", "sftp", "smb", "ssh", "viewfs", "webhdfs"})
 #: Bytes read before the size is requested; enough for all objects except large commits.
 _FIRST_BYTES = 16 << 20
 _ABSENT = {errno.ENOENT, errno.EISDIR, errno.ENOTDIR}
@@ -83,23 +75,19 @@ class FsspecStorage(ObjectStorage):
         if self.url == f"{scheme}:":
             raise InvalidArgumentError("storage URL must name a root, such as scheme://root", scheme=scheme)
         self._secrets = secrets_of(options)
-        self._renames, self._creates = scheme in _RENAMES, scheme in _CREATES
+        self._creates = scheme in _CREATES
         self._connections = Connections(partial(_connect, self.url, dict(options)))
         weakref.finalize(self, self._connections.release)
 
     def put(self, key: str, data: Buffer) -> None:
         """Store an object; see `ObjectStorage.put`. fsspec requires bytes, so other buffers are copied."""
         check_key(key)
-        view = flat_view(data)
-        content = data if isinstance(data, bytes) else bytes(view)
+        content = data if isinstance(data, bytes) else bytes(flat_view(data))
         with translated("put", self.url, key, self._secrets):
             fs, root = self._begin("put")
-            if self._renames:
-                self._put_and_move(fs, f"{root}/{key}", content)
-            else:
-                fs.pipe_file(f"{root}/{key}", content)
-        self._requests.add("put_bytes", view.nbytes)
-        _LOG.debug("put key=%s size_bytes=%d", key, view.nbytes)
+            fs.pipe_file(f"{root}/{key}", content)
+        self._requests.add("put_bytes", len(content))
+        _LOG.debug("put key=%s size_bytes=%d", key, len(content))
 
     def put_if_absent(self, key: str, data: Buffer) -> None:
         check_key(key)
@@ -144,26 +132,15 @@ class FsspecStorage(ObjectStorage):
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
         check_folder(prefix)
         with translated("list", self.url, prefix, self._secrets):
-            fs, files = self._files(prefix)
+            fs, root = self._begin("list")
+            fs.invalidate_cache()
+            found = _files_below(fs, f"{root}/{prefix}".rstrip("/") or "/")
+            inside = f"{root}/".lstrip("/")
             return self._listed(
-                ObjectInfo(key, info["size"], _modified_ms(fs, name, info)) for key, (name, info) in files.items()
+                ObjectInfo(name.lstrip("/").removeprefix(inside), info["size"], _modified_ms(fs, name, info))
+                for name, info in found.items()
+                if name.lstrip("/").startswith(inside + prefix)
             )
-
-    def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
-        check_folder(prefix)
-        if not self._renames:
-            return 0
-        removed = 0
-        with translated("abort", self.url, prefix, self._secrets):
-            fs, files = self._files(prefix)
-            for key, (name, info) in files.items():
-                is_temporary = key.rpartition("/")[2].startswith(TEMPORARY_PREFIX)
-                if is_temporary and _modified_ms(fs, name, info) < before_ms:
-                    self._requests.add("delete")
-                    with _suppressed_absence():
-                        fs.rm_file(name)
-                        removed += 1
-        return removed
 
     def delete(self, keys: Iterable[str]) -> None:
 
@@ -198,40 +175,6 @@ class FsspecStorage(ObjectStorage):
             data = memoryview(fs.cat_file(path, start=0, end=(size_bytes or limit_bytes) + 1))
             self._require_size(data.nbytes, limit_bytes, key)
         return data.toreadonly()
-
-    def _files(self, prefix: str) -> tuple[Any, dict[str, tuple[str, Mapping[str, Any]]]]:
-        """Return the file system, and by key the path and details of each file below a folder."""
-        fs, root = self._begin("list")
-        fs.invalidate_cache()
-        found = _files_below(fs, f"{root}/{prefix}".rstrip("/") or "/")
-        inside = f"{root}/".lstrip("/")
-        return fs, {
-            name.lstrip("/").removeprefix(inside): (name, info)
-            for name, info in found.items()
-            if name.lstrip("/").startswith(inside + prefix)
-        }
-
-    def _put_and_move(self, fs: Any, path: str, content: bytes) -> None:
-        folder = path.rpartition("/")[0]
-        temporary = f"{folder}/{TEMPORARY_PREFIX}{clock.new_id()}"
-        fs.makedirs(folder, exist_ok=True)
-        try:
-            fs.pipe_file(temporary, content)
-            fs.invalidate_cache()
-            self._check_size(fs.size(temporary), len(content))
-            fs.mv(temporary, path)
-            fs.invalidate_cache()
-            self._check_size(fs.size(path), len(content))
-        except BaseException:
-            with suppress(OSError, RuntimeError):
-                fs.rm_file(temporary)
-            raise
-
-    def _check_size(self, stored: int | None, written: int) -> None:
-        if stored != written:
-            raise UnavailableError(
-                "file system stored a different size than was written", stored=stored, written=written
-            )
 
 
 def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:

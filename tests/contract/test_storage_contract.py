@@ -11,7 +11,6 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from holdfast.errors import InvalidArgumentError, NotFoundError, UnavailableError
-from holdfast.snapshotter.storage import fsspec as storage_fsspec
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import Bandwidth, LimitedStorage, PrefixedStorage
@@ -63,31 +62,14 @@ class TestMemoryStorage(StorageContract):
             yield storage
 
 
-class TestStorageThatMovesIntoPlace(TestMemoryStorage):
-    # Here nothing moves.
-    test_a_key_that_is_taken_keeps_its_bytes = None
-    test_a_large_object_if_absent = None
-    test_one_of_many_is_first = None
-
-    @pytest.fixture(autouse=True)
-    def _moves(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(storage_fsspec, "_RENAMES", {"memory"})
-
-    # memory's move is a copy and a delete, so this promise is not its to keep.
-    test_a_reader_sees_all_or_nothing = None
-
-
 class TestStorageOfFilesByFsspec(StorageContract):
-    """Files moved into place, of which reading allocates what is asked for, as on several file systems."""
+    """Files of which reading allocates what is asked for, as on several file systems."""
 
     # Such a file system is refused as a state directory.
     test_a_key_that_is_taken_keeps_its_bytes = None
     test_a_large_object_if_absent = None
     test_one_of_many_is_first = None
-
-    @pytest.fixture(autouse=True)
-    def _moves(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(storage_fsspec, "_RENAMES", {"local"})
+    test_a_reader_sees_all_or_nothing = None
 
     @pytest.fixture
     def storage(self, tmp_path: Path) -> Iterator[ObjectStorage]:
@@ -117,9 +99,8 @@ class TestStorageOfFilesByFsspec(StorageContract):
             assert storage.list("run/a/") == []
             return
         for prefix in ("", "run/a/"):
-            for ask in (storage.list, lambda folder: storage.abort_unfinished_uploads(folder, 1)):
-                with pytest.raises((UnavailableError, InvalidArgumentError)):
-                    ask(prefix)
+            with pytest.raises((UnavailableError, InvalidArgumentError)):
+                storage.list(prefix)
         assert [info.key for info in storage.list("run/b/")] == ["run/b/2"]
 
     def test_times_as_webhdfs_has_them(self, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch) -> None:

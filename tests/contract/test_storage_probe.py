@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 import pytest
 
-from holdfast.errors import InvalidArgumentError, NotFoundError, UnavailableError
-from holdfast.snapshotter.storage import fsspec as storage_fsspec
+from holdfast.errors import InvalidArgumentError, UnavailableError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.probe import probe_storage
@@ -191,59 +190,6 @@ def test_a_fault_that_never_happened_is_told(make: Callable[..., FaultyStorage])
     storage.list("")
     with pytest.raises(AssertionError, match=r"never happened.*nth=3"):
         storage.assert_all_hit()
-
-
-@pytest.mark.parametrize(("method", "error"), [("mv", OSError("no move")), ("size", RuntimeError("no size"))])
-def test_a_failed_move_leaves_nothing(url: str, monkeypatch: pytest.MonkeyPatch, method: str, error: Exception) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(storage_fsspec, "_RENAMES", {"memory"})
-    with open_storage(url) as storage:
-        with monkeypatch.context() as patch:
-            patch.setattr(fsspec.get_filesystem_class("memory"), method, fail)
-            with pytest.raises(UnavailableError, match="action=put key=a/b"):
-                storage.put("a/b", b"1")
-        assert not [path for path in fsspec.filesystem("memory").store if path.startswith(url.removeprefix("memory:/"))]
-        storage.put("a/b", b"2")
-        assert storage.get("a/b") == b"2"
-
-
-def test_a_short_write_is_not_moved(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage_fsspec, "_RENAMES", {"memory"})
-    monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "size", lambda self, path: 0)
-    with open_storage(url) as storage:
-        with pytest.raises(UnavailableError, match=r"a different size.*stored=0 written=3"):
-            storage.put("a/b", b"123")
-        with pytest.raises(NotFoundError):
-            storage.get("a/b")
-
-
-def test_a_short_move_is_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a file system that copies, and fails half-way without a word."""
-    monkeypatch.setattr(storage_fsspec, "_RENAMES", {"memory"})
-    kind = fsspec.get_filesystem_class("memory")
-    monkeypatch.setattr(kind, "mv", lambda self, _path, to: self.pipe_file(to, b"1"))
-    with open_storage(url) as storage, pytest.raises(UnavailableError, match=r"a different size.*stored=1 written=3"):
-        storage.put("a/b", b"123")
-
-
-def test_two_writers_of_a_key_do_not_share_a_temporary_file(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when an attempt is made again while the first one hangs."""
-    monkeypatch.setattr(storage_fsspec, "_RENAMES", {"memory"})
-    kind = fsspec.get_filesystem_class("memory")
-    size, again = kind.size, iter([True])
-
-    def meanwhile(self: Any, path: str) -> Any:
-        if next(again, False):
-            storage.put("a/b", b"123")
-        return size(self, path)
-
-    monkeypatch.setattr(kind, "size", meanwhile)
-    with open_storage(url) as storage:
-        storage.put("a/b", b"123")
-        assert storage.get("a/b") == b"123"
-        assert [info.key for info in storage.list("")] == ["a/b"]
 
 
 def test_delete_goes_on_after_a_failure(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
