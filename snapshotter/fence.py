@@ -91,7 +91,7 @@ class Fence:
 
 
 class TypedFence(Fence, Generic[S]):
-    """A fence whose objects are encoded values of a class; their fields, and `number` if any, must be as `expected`."""
+    """A fence whose objects are values of one class; `expected` gives the fields that all of them share."""
 
     def __init__(self, storage: ObjectStorage, folder: str, kind: type[S], **expected: object) -> None:
         super().__init__(storage, folder)

@@ -139,7 +139,7 @@ class At(NamedTuple):
 
 
 class VersionReader:
-    """Reads selected rows of a shard's versions, for one thread at a time, which is not one of `executor`'s."""
+    """Reads selected rows of a shard's versions. One thread at a time may use it, but none of `executor`'s."""
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ class OperatorRecord(Stored, kind="operator"):
     tables: Annotated[Mapping[str, TableSchema], coding_of_tables("schemas")]
     #: How many versions the query could go back when the record was written; its claims have newer values
     retained_versions: PositiveInt
-    #: Settings that the operator's API does not allow a restart to change
+    #: Settings that a restart cannot change, according to the operator's API
     configuration: Mapping[str, str] = field(default_factory=dict)
 
 

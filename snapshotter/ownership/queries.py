@@ -50,7 +50,7 @@ class QueryOrigin(Stored, kind="origin"):
     batch_id: int
     #: The operators' directories that were filled, with the query that each record names
     directories: Mapping[str, str]
-    empty: tuple[str, ...] = ()  #: Operators that begin without state on purpose
+    empty: tuple[str, ...] = ()  #: Operators that deliberately begin without state
     unnamed: int = 0  #: Number of operators that had no rows, and so no known names
 
     def require(self, header: Fields) -> None:
@@ -144,7 +144,7 @@ class NotedLocation(Stored, kind="location"):
 def _require_notable(location: str) -> None:
     """Raise `InvalidArgumentError` if a location is invalid or holds credentials."""
     if not _LOCATION.fullmatch(location):
-        raise InvalidArgumentError("a location has 1 to 2,048 characters, without control characters")
+        raise InvalidArgumentError("a location must have 1 to 2,048 characters, and no control characters")
     parse_url(location)
 
 

@@ -5,7 +5,7 @@
     <target>/<name>/
         savepoint                                           the manifest, kind "savepoint"
         operators/<operator>/<table>/0003-0-<id>.arrow      rows of shard 3, kind "piece"
-        sources/0/9.compact-<id>                            a copy of a log that Spark keeps of a source
+        sources/0/9.compact-<id>                            a copy of a log that Spark keeps for a source
 
 Invariants
 ----------
@@ -183,7 +183,7 @@ def unnamed(number: int, taken: Collection[str]) -> str:
 
 @dataclass(frozen=True)
 class SourceLog(Stored):
-    """A copy of a log that Spark keeps of a source."""
+    """A copy of a log that Spark keeps for a source."""
 
     key: str  #: Key below the savepoint
     #: The file's name below the source's folder
@@ -378,7 +378,7 @@ def require_sinks(storage: ObjectStorage, query: SavedQuery) -> None:
 
 
 def continue_sinks(storage: ObjectStorage, query: SavedQuery, query_id: str, driver: str) -> None:
-    """Hand a saved query's sinks to a restored query, and end the saved one for good; raises as `require_sinks`."""
+    """Hand a saved query's sinks to a restored one, and end the saved one for good; raises as `require_sinks` does."""
     for saved in query.sinks:
         log = SinkLog(storage, saved.sink)
         for _ in looks(storage.url):

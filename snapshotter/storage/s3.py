@@ -183,7 +183,7 @@ def _count(requests: RequestCounts, operation_name: str, **_: object) -> None:
 
 
 def _pause_seconds(response: Any, attempts: int, **_: object) -> float | None:
-    """Make botocore retry a put that conflicts with another put of its key, as AWS advises, unlike botocore."""
+    """Make botocore retry a put that conflicts with another put of its key, as AWS advises; by default it does not."""
     is_conflict = response is not None and response[0].status_code == _CONFLICT
     return _FIRST_PAUSE_SECONDS * 2**attempts if is_conflict and attempts < _CONFLICT_ATTEMPTS else None
 

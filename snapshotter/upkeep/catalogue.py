@@ -364,7 +364,7 @@ class StateSize:
 
 
 class StateSizes:
-    """State sizes of a directory's operators; caches manifests' sizes. `executor` must not run the caller."""
+    """State sizes of a directory's operators; caches manifests' sizes. Not for threads of `executor`."""
 
     def __init__(self, storage: ObjectStorage, executor: Executor) -> None:
         self._storage, self._executor = storage, executor

@@ -139,7 +139,7 @@ def needed_from(chain: tuple[Link, ...], horizon: int, history: History) -> int:
         # Everything may be needed: while commits are carried, so may any snapshot since the newest commit object.
         return 0
     own = (*history.before(anchor), anchor)
-    # If the snapshot is damaged, a restore continues at the commit before the first commit on the snapshot.
+    # If the snapshot is damaged, a restore needs the commit before the first commit on it, and that commit's chain.
     around = history.commit_before(next(link for link in own if link.kind == "commit"))
     without_it = (*history.before(around), around) if around else own
     history.require(link for part in (*chains, own) for link in part)
