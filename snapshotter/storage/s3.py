@@ -281,7 +281,8 @@ class S3Storage(ObjectStorage):
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
         check_folder(prefix)
         with translated("list", self.url, prefix, self._secrets):
-            entries = self._run(self._list(self._fs(), self._root + prefix))
+            folder = self._root + prefix
+            entries = self._run(self._pages(self._fs(), "list_objects_v2", folder, "Contents", "ContinuationToken"))
         return self._listed(
             ObjectInfo(one["Key"].removeprefix(self._root), one["Size"], int(one["LastModified"].timestamp() * 1000))
             for one in entries
@@ -456,9 +457,6 @@ class S3Storage(ObjectStorage):
             _LOG.debug("incomplete body, retrying key=%s attempt=%d", name, attempt)
             response = await self._call(fs, "get_object", Key=name, **request)
         raise AssertionError("unreachable")
-
-    async def _list(self, fs: Any, folder: str) -> _Entries:
-        return await self._pages(fs, "list_objects_v2", folder, "Contents", "ContinuationToken")
 
     async def _pages(self, fs: Any, operation: str, folder: str, entries: str, marker: str) -> _Entries:
         """Return the `entries` of all pages; each page holds the `marker` of the next page."""
