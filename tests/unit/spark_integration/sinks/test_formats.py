@@ -144,6 +144,6 @@ def test_an_option_of_another_sink_is_refused(tmp_path: Path, name: str) -> None
         "secret": "b",
     }
     assert SourceOptions.parse(given, sink, ["name", "path"]).sink == {"key": "a", "secret": "b"}
-    with pytest.raises(InvalidArgumentError, match=r"those are spark\.holdfast\.sink\.Out\.<option>") as refused:
+    with pytest.raises(InvalidArgumentError, match=r"options spark\.holdfast\.sink\.Out\.<option>") as refused:
         SourceOptions.parse(given | {name: "not-to-be-seen"}, sink, ["name", "path"])
     assert "not-to-be-seen" not in str(refused.value)
