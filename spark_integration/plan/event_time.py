@@ -12,7 +12,7 @@ from holdfast.spark_integration.plan.session import name_folding
 from holdfast.spark_integration.spark_types import Watermark
 from holdfast.spark_integration.spark_versions import is_on
 
-#: The end of an error such as "timeMode 'EventTime' …".
+#: Completes an error that starts with, for example, "timeMode 'EventTime'".
 NEEDS_WATERMARK = (
     "needs an input with a watermark, or no timer ever fires: call df.withWatermark(…). applyInArrowWithState and "
     "applyInPandasWithState pass on no watermark; transformWithState does, with eventTimeColumnName, and so do "

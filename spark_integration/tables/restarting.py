@@ -27,8 +27,8 @@ def require_same_api(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
     """Raise `SchemaMismatchError` if the configurations show that a different kind of operator wrote the state."""
     if _kind(stored) != _kind(now):
         raise SchemaMismatchError(
-            "the state was written by another kind of operator; the kinds are processors (transformWithState), "
-            f"functions (apply…WithState), and operators such as agg. Define an operator of that kind, {NEW_QUERY}",
+            "the state was written by another kind of operator: define a processor (transformWithState), a function "
+            f"(apply…WithState) or the operator, such as agg, as before, {NEW_QUERY}",
             stored=_kind(stored),
             defined=_kind(now),
         )
