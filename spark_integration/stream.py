@@ -191,9 +191,7 @@ class StatefulStream(JoinableStream):
             if hasattr(GroupedStream, name):
                 raise AttributeError(f"group first: holdfast.stream(df).groupBy(…).{name}(…)", name=name)
             if name == "writeStream":
-                raise AttributeError(
-                    f"{name} belongs to a result: holdfast.stream(df).groupBy(…).<operator>(…).{name}", name=name
-                )
+                raise has_no_result(self, name, "holdfast.stream(df).groupBy(…).<operator>(…)")
             spelt = name.replace("_", "").lower()  # as Spark's aliases are: groupby, drop_duplicates
             if own := next((one for one in vars(StatefulStream) if one.lower() == spelt), None):
                 raise AttributeError(f"did you mean {own}? holdfast.stream(df).{own}(…)", name=name)
