@@ -235,7 +235,7 @@ class KeyTimers:
             yield from self._by_due.due(self._earliest_ms, before_ms, timers_each)
 
     def earliest(self, none_before_ms: int) -> int | None:
-        """Return the earliest due time, None without timers; the caller knows that none is before `none_before_ms`."""
+        """Return the earliest due time, which the caller knows to be at least `none_before_ms`; None without timers."""
         if self._earliest_ms is None or self._is_exact:
             return self._earliest_ms
         return self._by_due.earliest(max(self._earliest_ms, none_before_ms))

@@ -489,7 +489,7 @@ def _mapping(value: Any) -> dict[Any, Any] | None:
 
 
 def _other(value: Any) -> Any:
-    """Return a value unchanged, except NaN: Arrow or Spark's conversion accepts or rejects it."""
+    """Convert NaN to None; leave other values to Arrow's or Spark's conversion."""
     return None if _is_nan(value) else value
 
 
