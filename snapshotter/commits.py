@@ -333,11 +333,11 @@ class ObjectCommitLog:
             if plan.frozen is None:
                 yield restored
             else:
-                with self._noting_damage(plan.chain[0]):
+                with self._recording_damage(plan.chain[0]):
                     yield restored
 
     @contextmanager
-    def _noting_damage(self, snapshot: ChainEntry) -> Iterator[None]:
+    def _recording_damage(self, snapshot: ChainEntry) -> Iterator[None]:
         """Record that a snapshot is damaged, so that later restores bypass it."""
         try:
             yield
@@ -381,7 +381,7 @@ class ObjectCommitLog:
             return _RestorePlan(None, chain, chain)
         if chain[0] in self._damaged:
             raise self._damaged[chain[0]]
-        with self._noting_damage(chain[0]):
+        with self._recording_damage(chain[0]):
             manifest, folder = folders.enter_context(self.snapshots.downloaded(chain[0]))
             try:
                 backend = find_backend(manifest.backend)

@@ -590,13 +590,13 @@ class SnapshotPolicy:
 
     def is_overdue(self, lineage: Lineage) -> bool:
         """Return whether the chain is so long that the next commit should wait for a snapshot."""
-        return self._is_longer(lineage, _OVERDUE, self._bearable_bytes(lineage))
+        return self._is_longer(lineage, _OVERDUE, self._limit_bytes(lineage))
 
     def is_full(self, lineage: Lineage) -> bool:
         """Return whether the chain is so long that commits must fail until there is a snapshot."""
-        return self._is_longer(lineage, _FULL, self._bearable_bytes(lineage))
+        return self._is_longer(lineage, _FULL, self._limit_bytes(lineage))
 
-    def _bearable_bytes(self, lineage: Lineage) -> int:
+    def _limit_bytes(self, lineage: Lineage) -> int:
         """Return the size whose multiples delay or fail commits: the size of the state, or a larger `max_bytes`."""
         return max(self.max_bytes or 0, _bytes_of_state(lineage))
 

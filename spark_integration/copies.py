@@ -69,7 +69,7 @@ from holdfast.snapshotter.savepoints.manifest import Savepoint
 from holdfast.snapshotter.snapshots import read_manifest
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.options import beside
+from holdfast.snapshotter.storage.options import sibling_url
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import list_shard
 from holdfast.spark_integration.savepoints.changes import Changes
@@ -471,7 +471,7 @@ def drain(
             "drain needs a writer that has not been started: out.writeStream.outputMode(…).foreachBatch(…)",
             writer=type(writer).__name__,
         )
-    tasks, place = SparkTasks(spark), beside(str(checkpoint_location), "-draining")
+    tasks, place = SparkTasks(spark), sibling_url(str(checkpoint_location), "-draining")
     end(tasks, query, checkpoint_location, target, name, without, comment, timeout_s)
     with open_storage(str(checkpoint_location), tasks.options) as logs, open_storage(place, tasks.options) as copied:
         _copy_planned(logs, copied)

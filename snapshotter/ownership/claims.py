@@ -226,7 +226,7 @@ class Claims:
             if newest is None:  # the claims were deleted
                 return None
             if newest.query_id != self._me.query_id:
-                raise self._of_another(FencedError, newest)
+                raise self._other_query(FencedError, newest)
             if newest.holder.run_id == self._mine.run_id:
                 return None if newest.number == tenure.claim.number else Tenure(newest)
             if tenure.since_ms is None:
@@ -287,7 +287,7 @@ class Claims:
         if stored is not None:
             check_operator(stored, record, self._storage.url)
         elif store_ms - newest.holder.seen_ms < ALIVE_MS:
-            raise self._of_another(ConflictError, newest)
+            raise self._other_query(ConflictError, newest)
 
     def _beside(self, newest: Claim, besides: Sequence[Beside], store_ms: int) -> Tenure | None:
         """Return this run's place beside a holder that may be alive; None if this run may take the number."""
@@ -306,7 +306,7 @@ class Claims:
             return None
         is_further = mine.batch_id is not None and (other.batch_id or 0) > mine.batch_id
         if age_ms <= ALIVE_MS and (lives or is_further):
-            raise self._of_a_copy(ConflictError, newest, wait_ms=ALIVE_MS - age_ms)
+            raise self._other_run(ConflictError, newest, wait_ms=ALIVE_MS - age_ms)
         _log.warning(
             "%r starts beside run %s of the same query, which may still run on another machine; it stops if "
             "that run renews its claim",
@@ -328,7 +328,7 @@ class Claims:
             return tenure
         is_same = newest.holder.run_id == tenure.claim.holder.run_id
         if not is_same or newest.holder.seen_ms > tenure.begun_ms + ENDING_MS:
-            raise self._of_a_copy(FencedError, newest, wait_ms=ALIVE_MS)
+            raise self._other_run(FencedError, newest, wait_ms=ALIVE_MS)
         return Tenure(newest, self._monotonic_ms(), tenure.begun_ms)
 
     def _earlier(self, begun_ms: int, besides: Iterable[Beside]) -> list[Beside]:
@@ -357,7 +357,7 @@ class Claims:
             newer_started=_time(newest.holder.started_ms),
         )
 
-    def _of_another(self, error: type[ConflictError], newest: Claim) -> ConflictError:
+    def _other_query(self, error: type[ConflictError], newest: Claim) -> ConflictError:
         return error(
             f"another query uses this directory, or did so in the last {ALIVE_MS // 60_000} minutes: stop it, give "
             "this operator a different name, or set spark.holdfast.state.dir to a different directory",
@@ -366,7 +366,7 @@ class Claims:
             query=self._me.query_id,
         )
 
-    def _of_a_copy(self, error: type[ConflictError], newest: Claim, wait_ms: int) -> ConflictError:
+    def _other_run(self, error: type[ConflictError], newest: Claim, wait_ms: int) -> ConflictError:
         return error(
             "another application is running this query: its checkpoint location was copied, or is in use twice. Stop "
             f"that application, or wait {-(-wait_ms // 1000)} s if it has ended; to run a copy on purpose, copy "

@@ -108,14 +108,14 @@ class FsspecStorage(ObjectStorage):
             self._require(key, content)
 
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
-        return self._got(key, lambda fs, path: self._read(fs, path, key, limit_bytes))
+        return self._read_file(key, lambda fs, path: self._read(fs, path, key, limit_bytes))
 
     def get_range(self, key: str, start: int, end: int) -> memoryview:
         check_range(start, end)
-        data = self._got(key, lambda fs, path: memoryview(fs.cat_file(path, start=start, end=end)).toreadonly())
+        data = self._read_file(key, lambda fs, path: memoryview(fs.cat_file(path, start=start, end=end)).toreadonly())
         return self._whole_range(data, start, end, key)
 
-    def _got(self, key: str, read: Callable[[Any, str], memoryview]) -> memoryview:
+    def _read_file(self, key: str, read: Callable[[Any, str], memoryview]) -> memoryview:
         """Return the result of `read`, which takes the file system and the file's path."""
         check_key(key)
         with translated("get", self.url, key, self._secrets):

@@ -157,11 +157,11 @@ def parse_url(url: str | os.PathLike[str]) -> StorageUrl:
     return StorageUrl("file", "", _local_path(rest)) if scheme == "file" else _remote(scheme, rest)
 
 
-def beside(url: str, ending: str) -> str:
+def sibling_url(url: str, suffix: str) -> str:
     """Return the URL of a sibling folder with this suffix. Raises `InvalidArgumentError` for a whole bucket."""
     if not parse_url(url).path.strip("/"):
         raise InvalidArgumentError("this is a whole bucket or file system: name a folder in it", given=url)
-    return f"{url.rstrip('/')}{ending}"
+    return f"{url.rstrip('/')}{suffix}"
 
 
 def _local_path(rest: str) -> str:

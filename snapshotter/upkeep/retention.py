@@ -68,7 +68,7 @@ class History:
 
     def before(self, link: Link) -> tuple[Link, ...]:
         """Return a commit's chain, or the chain that a snapshot replaces; empty where stored history begins."""
-        if not self.is_there(link):
+        if not self.is_stored(link):
             return ()
         if link.kind == "snapshot":
             return self.headers.manifest(self.listing.objects[link.key]).replaced
@@ -76,14 +76,14 @@ class History:
 
     def commit_before(self, link: Link) -> Link | None:
         """Return the previous commit object, if it is still stored; raises the same errors as `before`."""
-        if not self.is_there(link):
+        if not self.is_stored(link):
             return None
         return self.headers.commit(self.listing.objects[link.key]).lineage.last
 
     def require(self, needed: Iterable[Link]) -> None:
         """Raise `CorruptionError` if an object, or a snapshot's part that later snapshots may reuse, is not listed."""
         objects = self.listing.objects
-        for link in [link for link in needed if self.is_there(link) and link.kind == "snapshot"]:
+        for link in [link for link in needed if self.is_stored(link) and link.kind == "snapshot"]:
             for file in self.headers.manifest(objects[link.key]).files:
                 for part in file.missing(lambda key: objects[key].size_bytes if key in objects else None):
                     raise CorruptionError(
@@ -100,7 +100,7 @@ class History:
             self._cleaned_below = max((manifest.cleaned.below for manifest in manifests), default=0)
         return self._cleaned_below
 
-    def is_there(self, link: Link) -> bool:
+    def is_stored(self, link: Link) -> bool:
         """Return whether an object exists; False if a clean-up may have deleted it. Raises `CorruptionError`."""
         if link.key in self.listing.objects:
             return True
@@ -144,7 +144,7 @@ def needed_from(chain: tuple[Link, ...], horizon: int, history: History) -> int:
     without_it = (*history.before(around), around) if around else own
     history.require(link for part in (*chains, own) for link in part)
     for link in without_it:
-        history.is_there(link)
+        history.is_stored(link)
     return without_it[0].version
 
 

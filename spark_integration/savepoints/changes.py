@@ -56,7 +56,7 @@ class Migration:
         before, after = _seen(self.before, self.is_expiring), _seen(self.after, self.is_expiring)
         shown, n = shown_columns(before), len(before.key)
         values = [run.values.column(field.name) for field in before.value]
-        returned = _called(self.function, from_columns([*run.keys.columns, *values], shown, len(run)), before)
+        returned = _call(self.function, from_columns([*run.keys.columns, *values], shown, len(run)), before)
         if sorted(returned.schema.names) != sorted([*shown.names[:n], *self.returned]):
             raise _wrong(before, "it returned different columns than for an empty batch", columns=returned.schema.names)
         if any(not returned.column(name).equals(run.keys.column(i)) for i, name in enumerate(shown.names[:n])):
@@ -115,7 +115,7 @@ def _after(function: Migrate, table: TableSchema, is_expiring: bool) -> tuple[Ta
     """Return a table's migrated schema and the function's names for the value columns."""
     before = _seen(table, is_expiring)
     shown = shown_columns(before)
-    returned = _called(function, from_columns([pa.array([], field.type) for field in shown], shown, 0), before)
+    returned = _call(function, from_columns([pa.array([], field.type) for field in shown], shown, 0), before)
     keys = shown.names[: len(before.key)]
     if missing := [name for name in keys if name not in returned.schema.names]:
         raise _wrong(before, "it dropped key columns", missing=missing)
@@ -134,7 +134,7 @@ def _seen(table: TableSchema, is_expiring: bool) -> TableSchema:
     return TableSchema(table.name, table.key, value)
 
 
-def _called(function: Migrate, rows: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
+def _call(function: Migrate, rows: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
     try:
         returned = function(rows)
     except HoldfastError:
@@ -265,12 +265,12 @@ def plans_of(savepoint: Savepoint, changes: Changes) -> list[Plan]:
 
 def _require_whole(savepoint: Savepoint, changes: Changes, numbers: list[int]) -> None:
     """Check that every saved operator has a place in the new query or is skipped."""
-    in_the_way = sorted(set(savepoint.left_out) - changes.skip)
-    if in_the_way:
+    left_out = sorted(set(savepoint.left_out) - changes.skip)
+    if left_out:
         raise InvalidArgumentError(
             "the saved query had more stateful operators, and in a restored location they cannot start without state: "
             "skip them if the new query does not have them",
-            left_out=", ".join(in_the_way),
+            left_out=", ".join(left_out),
         )
     if numbers != (sorted(set(numbers)) if savepoint.left_out else list(range(len(numbers)))):
         raise CorruptionError("the savepoint numbers its operators differently from Spark", numbers=str(numbers))

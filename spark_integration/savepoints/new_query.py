@@ -65,7 +65,7 @@ from holdfast.snapshotter.savepoints.manifest import SHARDS_LIMIT, PlannedBatch,
 from holdfast.snapshotter.savepoints.savepoints import read_log
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.options import beside, parse_url
+from holdfast.snapshotter.storage.options import parse_url, sibling_url
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.lookup.places import require_no_state_directory
 from holdfast.spark_integration.shard.pointer_row import operator_of
@@ -159,7 +159,7 @@ def new_query(
         given = Settings.parse({f"{PREFIX}state.dir": str(state_dir)})
         settings = replace(settings, state_dir=given.state_dir)
     url, query_id = str(checkpoint_location), clock.new_uuid()
-    stubs = beside(url, "-restoring-")
+    stubs = sibling_url(url, "-restoring-")
     with open_storage(url, options) as location, open_storage(str(settings.state_dir), options) as storage:
         if location.url == storage.url:
             raise InvalidArgumentError("the new query's state directory must not be its checkpointLocation", given=url)

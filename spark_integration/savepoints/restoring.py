@@ -171,7 +171,7 @@ def restore_into(tasks: Tasks, new: NewQuery, saved: Restorable, make_state: Sta
         require_sinks(new.storage, query)
     kept = [plan for plan in plans if not plan.is_reset]
     states = {plan.saved.name: _Directory(new.storage, plan, new.query_id) for plan in kept}
-    _advise_of_shards(states.values())
+    _check_shards(states.values())
     new.fill(
         QueryOrigin(
             new.query_id,
@@ -244,7 +244,7 @@ class _Directory:
         declare_tables(self._storage, declare_operator(self._storage, record), declared)
 
 
-def _advise_of_shards(states: Collection[_Directory]) -> None:
+def _check_shards(states: Collection[_Directory]) -> None:
     """If a stored operator of the same name has a different number of shards, warn, or raise if no setting fits."""
     misled = [state for state in states if state.shards_by_name not in (None, state.plan.shards)]
     if not misled:

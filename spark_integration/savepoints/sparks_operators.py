@@ -300,7 +300,7 @@ def _accumulators(state: _StateFrame, first: int, described: Described) -> tuple
             names = (*names, _IS_EMPTY)
         buffers = state.values[at : at + len(names)]
         if not names or _names(buffers) != [*names]:
-            raise _others(state, first, described)
+            raise _mismatch(state, first, described)
         found = [state.value(place) for place in range(at, at + len(names))]
         of_sum = buffers[0].dataType
         if names[-1] == _IS_EMPTY:
@@ -327,7 +327,7 @@ def _accumulators(state: _StateFrame, first: int, described: Described) -> tuple
         columns += found
         at += len(names)
     if at < len(state.values):
-        raise _others(state, first, described)
+        raise _mismatch(state, first, described)
     _require_exact(state, lost)
     return tuple(accumulators), columns
 
@@ -368,7 +368,7 @@ def _parsed(name: str, text: str) -> tuple[str, T.DecimalType | None]:
     return function, taken
 
 
-def _others(state: _StateFrame, first: int, described: Described) -> InvalidArgumentError:
+def _mismatch(state: _StateFrame, first: int, described: Described) -> InvalidArgumentError:
     return InvalidArgumentError(
         "Spark's state does not match these aggregates: name all functions of agg, in order, each once",
         given=dict(described.aggregates or {}),

@@ -143,15 +143,15 @@ def _step(frame: DataFrame, number: int, operator: PointerOperator) -> DataFrame
                     yield others
 
         grouped = frame.groupBy(ROUTE)
-        return _apart(grouped.applyInPandasWithState(put, _SCHEMA, POINTER_STATE, operator.output_mode, timeout_conf))
-    return _apart(
+        return _detach(grouped.applyInPandasWithState(put, _SCHEMA, POINTER_STATE, operator.output_mode, timeout_conf))
+    return _detach(
         frame.groupBy(ROUTE).transformWithStateInPandas(
             _PutPointers(number), _SCHEMA, operator.output_mode, operator.time_mode
         )
     )
 
 
-def _apart(frame: DataFrame) -> DataFrame:
+def _detach(frame: DataFrame) -> DataFrame:
     # Compute a column that no optimizer removes between two operators: otherwise Spark passes the first operator's
     # columnar rows to the second.
     return frame.withColumn(ROUTE, F.when(F.col(_OPERATOR) >= 0, F.col(ROUTE)))

@@ -162,7 +162,7 @@ def tables_of_frames(
 
 
 def _state(name: str, frame: DataFrame, grouping: Grouping, key_types: pa.Schema, *, expires: bool) -> TableRows:
-    values = [value for value in _others(frame, grouping) if not (expires and value == EXPIRES)]
+    values = [value for value in _value_names(frame, grouping) if not (expires and value == EXPIRES)]
     if not values:
         raise InvalidArgumentError("a state table needs a column besides its keys", table=name)
     own = arrow_schema(StructType([frame.schema[value] for value in values]), name)
@@ -180,7 +180,7 @@ def _timers(frame: DataFrame, grouping: Grouping, key_types: pa.Schema, time_mod
     if time_mode == "None":
         raise InvalidArgumentError("timers need a clock: timeMode must be ProcessingTime or EventTime")
     tables = KeyTimers.tables(key_types, TIMEOUT_CONF[time_mode])
-    values, expected = _others(frame, grouping), tables[TIMERS].value.names
+    values, expected = _value_names(frame, grouping), tables[TIMERS].value.names
     if values != expected:
         raise InvalidArgumentError(
             "a table of timers has the keys and one column of due times", columns=values, expected=expected
@@ -188,7 +188,7 @@ def _timers(frame: DataFrame, grouping: Grouping, key_types: pa.Schema, time_mod
     return TableRows(tables[TIMERS], _selected(frame, grouping, values), len(key_types), tables[TIMERS_BY_DUE])
 
 
-def _others(frame: DataFrame, grouping: Grouping) -> list[str]:
+def _value_names(frame: DataFrame, grouping: Grouping) -> list[str]:
     keys = {key.column for key in grouping.keys}
     return [name for name in frame.columns if name not in keys]
 
