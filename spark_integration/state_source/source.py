@@ -128,7 +128,7 @@ class ReadOptions:
     table: str = "state"  #: A state table, or the name of a processor's variable
     columns: tuple[str, ...] = ()  #: The columns to return, in this order; all if empty
     key: Mapping[str, Any] = field(default_factory=dict)  #: Read only this key's rows; all if empty
-    shards: ShardRanges | None = None  #: Read only these; None for all
+    shards: ShardRanges | None = None  #: Read only these shards; None for all
     state_dir: str | None = None  #: A query's state directory; None for a savepoint
     batch_id: int | None = None  #: The micro-batch, or a change feed's last; None for the last committed
     changes_from: int | None = None  #: A change feed's first micro-batch; None for state
