@@ -98,7 +98,7 @@ def percent(share: float) -> str:
 
 @dataclass(frozen=True, order=True)
 class Report:
-    """A failure report, as listed."""
+    """A failure report in a listing."""
 
     stored_ms: int
     shard: str  #: The shard's prefix

@@ -81,7 +81,7 @@ def read(target: str | Path, name: str, options: Mapping[str, str] = _NO_OPTIONS
 
 
 def listed(target: str | Path, options: Mapping[str, str] = _NO_OPTIONS) -> list[Listed]:
-    """Return a directory's savepoints by name, finished, unfinished and damaged; see `read`."""
+    """Return a directory's savepoints by name, including unfinished and damaged savepoints; see `read`."""
     with open_storage(str(target), options) as storage, ThreadPoolExecutor(_THREADS) as threads:
         return _stored.list_savepoints(storage, threads)
 

@@ -229,7 +229,7 @@ class _Raised:
 
     @property
     def kind(self) -> type[HoldfastError] | None:
-        """The class, if it is holdfast's."""
+        """The error's class if holdfast defines it, else None."""
         module, _, name = self.name.rpartition(".")
         found = getattr(errors, name, None) if module in ("", errors.__name__) else None
         return found if isinstance(found, type) and issubclass(found, HoldfastError) else None

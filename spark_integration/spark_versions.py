@@ -108,7 +108,7 @@ def require_host_of_processors(*, classic: bool, version: str = pyspark.__versio
     """Refuse a session without ``transformWithStateInPandas``, which runs a stream's processors."""
     if not classic and minor_version(version) < (4, 1):
         raise InvalidArgumentError(
-            "over Spark Connect, processors of streams need Spark 4.1: use a classic session, or applyInArrowWithState",
+            "over Spark Connect, streaming processors need Spark 4.1: use a classic session, or applyInArrowWithState",
             spark=version,
         )
 

@@ -319,7 +319,7 @@ def print_new_query(
 @on_storage
 @click.argument("url")
 def list_(url: str, options: dict[str, str], as_json: bool) -> None:
-    """List a directory's savepoints, finished, unfinished and damaged."""
+    """List a directory's savepoints, including unfinished and damaged savepoints."""
     found = savepoints.listed(url, options)
     if not found:
         raise NotFoundError(

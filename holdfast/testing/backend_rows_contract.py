@@ -136,7 +136,7 @@ class BackendRowsContract:
                 assert contents(view, "counts") == model
 
     def test_maintenance_changes_no_answer(self, backend: Backend) -> None:
-        """Merging in the background is invisible, to views opened before and after."""
+        """Background merges do not affect views opened before or after."""
         backend.apply(None, P1, counts(*((f"user {i}", i) for i in range(300))), {})
         backend.apply(P1, P2, {"counts": run_of(COUNTS, [(("user 1",), None), (("user 2",), (None,))])}, {})
         with backend.view(P2) as before:

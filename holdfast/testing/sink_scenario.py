@@ -207,7 +207,7 @@ class SinkScenario:
     def carried(self, handle: Handle) -> Handle:
         """Return a handle as read from the stored decision."""
         text = json.dumps(handle)
-        assert len(text) <= HANDLE_BYTES_MAX, f"a handle of {len(text)} bytes"
+        assert len(text) <= HANDLE_BYTES_MAX, f"a handle is too long: {len(text)} bytes"
         self.check_silent(text)
         stored: Handle = json.loads(text)
         assert stored == handle, "a handle must be plain JSON"

@@ -48,7 +48,7 @@ class Panel:
     """One row of bars."""
 
     title: str
-    total: str  #: Of the whole window
+    total: str  #: The sum over the whole window
     greatest: str  #: The value of a bar of full height
     bars: list[Bar]
 

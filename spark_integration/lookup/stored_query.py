@@ -460,7 +460,7 @@ class StoredQuery:
     def _batch(self, batch_id: int | None) -> LoggedBatch:
         if batch_id is not None and (type(batch_id) is not int or batch_id < 0):
             raise InvalidArgumentError("a micro-batch must be a whole number, 0 or more", batch_id=batch_id)
-        _ = self.query_id  # raises a clear error if this is no query
+        _ = self.query_id  # raises a clear error if there is no query
         return self._pointers.batch(batch_id)
 
     def _planned_ms(self, batch_id: int) -> int:

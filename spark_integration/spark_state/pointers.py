@@ -100,12 +100,12 @@ _CODEC = re.compile(r"(?:org\.apache\.spark\.io\.)?(\w+?)(?:compressioncodec)?",
 ROW_CHECKSUM, ENCODING = f"{_PREFIX}rowChecksum.enabled", f"{_PREFIX}encodingFormat"
 _UNSAFE_ROW, _AVRO = "unsaferow", "avro"
 _ENCODING_VERSION = b"\0"
-#: Upper limit of a file, of its plain bytes and of all rows, for a partition that is read alone.
+#: Limit in bytes of a file, of its decompressed content and of all rows, for a partition that is read alone.
 FILE_BYTES_MAX = 1 << 30
-#: The same for each of several partitions read in parallel, which together have about the same limit.
+#: The same for each of several partitions that are read in parallel; together they have about the same limit.
 PART_BYTES_MAX = 64 << 20
 _AT_ONCE = 16
-#: Upper limit of an operator's pointers with the commits that they carry.
+#: Limit in bytes of an operator's pointers with the commits that they carry.
 KEPT_BYTES_MAX = 4 << 30
 #: Held while a large partition is read.
 _ALONE = threading.Lock()

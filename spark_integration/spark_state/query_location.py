@@ -213,7 +213,7 @@ class QueryLocation:
         """Return a committed micro-batch, by default the last. Raises `NotFoundError`, `CorruptionError`."""
         committed = self.committed()
         if not committed:
-            self.query_id()  # raises a clear error if this is no query
+            self.query_id()  # raises a clear error if there is no query
             raise NotFoundError(
                 "the query has not committed a micro-batch yet: wait for its first one", location=self.url
             )
