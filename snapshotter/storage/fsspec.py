@@ -62,7 +62,7 @@ class FsspecStorage(ObjectStorage):
                 raise InvalidArgumentError(
                     f"{scheme}:// needs the package {package} on the driver and the executors: pip install {package}"
                 )
-            known = "abfs, file, gs, hdfs, memory, s3, webhdfs and the others of fsspec"
+            known = "abfs, file, gs, hdfs, memory, s3 and the others of fsspec"
             raise InvalidArgumentError(f"unknown storage scheme; known schemes: {known}", scheme=scheme)
         with translated("open", url, ""):
             try:

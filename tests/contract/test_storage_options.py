@@ -79,7 +79,7 @@ def test_secrets_are_found_at_any_depth() -> None:
     assert secrets_of(options) == {"a1", "b2", "c3", "d4", "e5"}
 
 
-SCHEMES = "unknown storage scheme; known schemes: abfs, file, gs, hdfs, memory, s3, webhdfs and the others of fsspec"
+SCHEMES = "unknown storage scheme; known schemes: abfs, file, gs, hdfs, memory, s3 and the others of fsspec"
 
 
 @pytest.mark.parametrize(
