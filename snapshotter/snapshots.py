@@ -564,7 +564,7 @@ class Snapshots:
         self.notes.leave(entry, manifest, zip(identities, manifest.files, strict=True))
 
     def remove_leftovers(self, before_ns: int) -> int:
-        """Remove folders that ended processes left, last written before `before_ns`; return how many were removed."""
+        """Remove the folders of ended processes that were last written before `before_ns`; return their number."""
         return sum(local_files.remove_stale_folders(folder, before_ns) for folder in (self._uploading, self._restoring))
 
 

@@ -11,8 +11,8 @@ executors share the claim (`spark_integration/shard_call/claiming.py`). While mi
 every `RENEW_EVERY_MS`, and if nobody has taken the next one, one of them does. Who may take the next number
 (docs/decisions/0023-copied-checkpoints.md; `spark_integration/executor/processes.py` checks whether a run is alive):
 
-another query     not if the first query has claimed within `ALIVE_MS`: the other query claims a separate directory.
-                  Later it replaces a query that has no record, and so no state
+another query     not if the first query has claimed within `ALIVE_MS`, or has a record: the other query claims a
+                  separate directory. A query without a record has no state, and is replaced
 the same query    at once, if it is the same application, or if the previous run has ended on this machine or has not
                   claimed within `ALIVE_MS`. The previous run finds the new number at its next check, and stops
 otherwise         a restart, a second driver and a copied location look alike. The run is refused if the other run is

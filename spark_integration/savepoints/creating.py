@@ -174,24 +174,20 @@ class ShardSaver(ShardTask):
     stored: Mapping[str, StoredTables]  #: How rows are stored, by directory
 
     def work(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[dict[str, Any]]:
-        for piece in self._pieces(row, opened):
-            yield {"operator": row["operator"], "shard": row["shard"], "piece": json.dumps(piece)}
-
-    def _pieces(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[dict[str, Any]]:
         assert self.settings.state_dir is not None
         storage, savepoint = opened(self.settings.state_dir), savepoint_folder(opened(self.target), self.name)
-        stored, tables = self.stored[row["directory"]], self.tables[row["operator"]]
+        operator, shard, stored = row["operator"], row["shard"], self.stored[row["directory"]]
         pointer = Pointer(row["version"], row["commit"])
         carried = {} if row["carried"] is None else {pointer: bytes(row["carried"])}
-        prefix = shard_prefix(row["directory"], row["shard"])
+        prefix = shard_prefix(row["directory"], shard)
         with working_directory(self.settings.local_dir) as home:
             log = ObjectCommitLog(storage, prefix, stored.held, io_executor(), home, carried=carried)
             rows = read_tables(log, pointer, stored.held)
-        for table, schema in tables.items():
+        for table, schema in self.tables[operator].items():
             if table in rows:
                 run = stored.shown(rows.pop(table), schema)
-                pieces = write_pieces(savepoint, row["operator"], row["shard"], run, maker=self.maker, each=each_ahead)
-                yield from (piece.to_json() for piece in pieces)
+                for piece in write_pieces(savepoint, operator, shard, run, maker=self.maker, each=each_ahead):
+                    yield {"operator": operator, "shard": shard, "piece": json.dumps(piece.to_json())}
 
 
 def create(
