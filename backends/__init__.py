@@ -1,1 +1,1 @@
-"""Where the working state of one shard lives: the lowest layer, below versions, durability and Spark."""
+"""Backends, which keep the working state of a shard: the lowest layer, below versions, durability and Spark."""

@@ -1,4 +1,4 @@
-"""The backend seam: where one shard's working state lives.
+"""The backend seam: the interface of what keeps a shard's working state.
 
 A backend keeps **versions** of one shard's tables. A version has a `Pointer` and never changes; a micro-batch's writes
 are applied to it to make the next version::
@@ -160,9 +160,9 @@ class View(ABC):
 
         Notes
         -----
-        Cost: the first runs are small, so the first rows are cheap however large the table is, even if many rows share
-        the first hash: rows that share a hash may span several runs, in any order. An unfinished scan frees its
-        resources when its iterator is closed or garbage collected.
+        Cost: the first runs are small, so the first rows are cheap however large the table is. Rows that share a hash
+        may span several runs, in any order. An unfinished scan frees its resources when its iterator is closed or
+        garbage collected.
         """
 
     def scan_prefix(self, table: str, prefixes: Keys) -> Iterator[Run]:
@@ -172,8 +172,8 @@ class View(ABC):
         ----------
         prefixes : Keys
             Hashes, and the first key columns of the table; see `TableSchema.prefix`. Any order, duplicates allowed.
-            All rows of a prefix share its hash, such as a map's entries or a list's elements; very many rows may span
-            several runs, in any order. `KeyRanges` ask only for the rows within a range of the next key column.
+            All rows of a prefix share its hash, such as a map's entries or a list's elements; they may span several
+            runs, in any order. `KeyRanges` restrict the rows to a range of the next key column.
 
         Notes
         -----
@@ -187,10 +187,7 @@ class View(ABC):
                     yield found
 
     def crowded(self, _table: str) -> HashArray:
-        """Return some of the hashes that very many rows share: a hint to callers, who then ask for `KeyRanges`.
-
-        A view that returns any must not ignore ranges.
-        """
+        """Return some hashes that very many rows share: a hint to pass `KeyRanges`, which the view must then use."""
         return np.empty(0, np.uint64)
 
     @abstractmethod

@@ -136,11 +136,8 @@ def _wider(stored: pa.DataType, declared: pa.DataType, *, exact: bool = False) -
 
 def _is_wider_number(stored: pa.DataType, declared: pa.DataType, exact: bool) -> bool:
     if pa.types.is_decimal128(stored) and pa.types.is_decimal128(declared):
-        more_digits, more_whole_digits = (
-            declared.scale - stored.scale,
-            declared.precision - declared.scale - (stored.precision - stored.scale),
-        )
-        return more_digits >= 0 and more_whole_digits >= 0
+        whole_digits = [t.precision - t.scale for t in (stored, declared)]
+        return declared.scale >= stored.scale and whole_digits[1] >= whole_digits[0]
     if exact and pa.types.is_integer(stored) and pa.types.is_floating(declared):
         return stored in _EXACT.get(declared, ())
     return any(stored in line and declared in line[line.index(stored) :] for line in (_NUMBERS, _UNSIGNED))

@@ -88,7 +88,7 @@ def read_header(path: Path, kind: str) -> Mapping[str, Any]:
 
 
 class MappedStoredFile(NamedTuple):
-    """A memory-mapped stored file."""
+    """A stored file and its memory mapping."""
 
     file: MappedFile
     stored: stored_file.StoredFile
@@ -208,7 +208,7 @@ class StagedFolder:
 def staged_folder(staging: Path, name: str, *, fsync: bool) -> Iterator[StagedFolder]:
     """Make a locked folder below `staging`; at the end of the context it is removed unless it was published."""
     path = staging / name
-    home, own = _made(path)
+    home, own = _make(path)
     with home, own:
         try:
             yield StagedFolder(path, fsync=fsync)
@@ -216,7 +216,7 @@ def staged_folder(staging: Path, name: str, *, fsync: bool) -> Iterator[StagedFo
             _remove(path)
 
 
-def _made(path: Path) -> tuple[FolderLock, FolderLock]:
+def _make(path: Path) -> tuple[FolderLock, FolderLock]:
     """Make a folder below ``staging``; return the locks on the parent of ``staging`` and on the folder."""
     for _ in range(_TRIES):
         with writing(path), suppress(NotFoundError):

@@ -164,7 +164,7 @@ class Run:
         return Run(self.schema, filter_rows(self.batch, is_found))
 
     def near(self, prefixes: Keys) -> Run:
-        """Return the rows with a hash of `prefixes`, which ascend; of a crowd, only those in its ranges."""
+        """Return the rows with the hash of one of `prefixes`, which ascend; of a crowd, only rows in their ranges."""
         limits = _limits_of(prefixes) if isinstance(prefixes, KeyRanges) else None
         found = self.crowds.find((self.hashes, self.keys), prefixes.hashes, limits)
         total = found.total
@@ -173,7 +173,7 @@ class Run:
         return Run(self.schema, take(self.batch, found.rows))
 
     def _rows_near(self, hashes: HashArray, keys: pa.RecordBatch) -> IntArray:
-        """Return the rows with one of `hashes`, which ascend; of a crowd, only those with a number of its `keys`."""
+        """Return the rows with one of `hashes`, which ascend; of a crowd, only rows with a number of its `keys`."""
 
         def limits(column: int, asked: slice) -> Limits | None:
             numbers = numbers_of(keys.column(column)[asked].drop_null())
@@ -260,7 +260,7 @@ def write_stretches(
     file: pa.NativeFile, schema: TableSchema, runs: Iterable[Run], *, compression: str | None = None
 ) -> None:
     """Write runs of ascending hash ranges as consecutive batches of one Arrow IPC stream."""
-    # To wake Arrow's threads, of which a worker has one, takes longer than to compress a small commit.
+    # Waking Arrow's threads, of which a worker has one, takes longer than compressing a small commit.
     options = ipc.IpcWriteOptions(compression=compression, use_threads=False)
     columns = schema.columns.with_metadata({"holdfast.table": schema.name})
     with ipc.new_stream(file, columns, options=options) as writer:
@@ -291,7 +291,7 @@ def read_stretches(
 
 
 def schema_of(columns: pa.Schema, held: TableSchema, *, source: str) -> TableSchema:
-    """Return the schema of a run with these columns; `held` is the table's schema now, which must hold its values."""
+    """Return the schema of a run with these columns, whose values must fit `held`, the table's current schema."""
     if columns.equals(held.columns):
         return held
     own = TableSchema.of_columns(held.name, columns)

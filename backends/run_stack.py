@@ -37,7 +37,7 @@ from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
 
 GROWTH = 1.75
 COMMIT_MERGE_LIMIT_BYTES = 64 << 20
-# A commit merges at most 1/8 of the bytes that the background would merge: those bytes are written and stored twice.
+# A commit merges at most 1/8 of the bytes of a background merge, since the background writes them again.
 _SHARE_OF_COMMIT = 8
 #: The bytes of a stack merged at a time: bounds the memory of merges and scans, whatever the shard's size.
 STRETCH_BYTES = 64 << 20
@@ -71,7 +71,7 @@ class Stacked(Protocol):
         """Return the row of each key, or -1; keys are sorted."""
 
     def deleted_at(self, rows: IntArray) -> BoolArray:
-        """Return which of `rows` are deletes."""
+        """Return which of `rows` are deletes, shape (n,)."""
 
     def values_at(self, rows: IntArray) -> pa.RecordBatch:
         """Return the values of `rows`, which may be in any order."""
@@ -245,7 +245,7 @@ def merge_prefixes(runs: Sequence[Run], prefixes: Keys) -> Iterator[Run]:
 
 
 def _apart(runs: list[Run]) -> tuple[list[Run], list[Run]]:
-    """Return the rows before the last hash, and those of it: too many to hold at once; else all rows, and none."""
+    """Split off the rows of the last hash if they are too many to hold at once; else return all rows, and none."""
     last = max(run.ends[1] for run in runs)
     crowd = _slices(runs, last, last) if _size_bytes(runs) > STRETCH_BYTES else []
     if _size_bytes(crowd) <= STRETCH_BYTES:
@@ -254,7 +254,7 @@ def _apart(runs: list[Run]) -> tuple[list[Run], list[Run]]:
 
 
 def _ranges(crowd: list[Run]) -> Iterator[list[Run]]:
-    """Yield runs of a single hash in ranges, of about a stretch each, of the numbers that all ascend by; else whole."""
+    """Yield runs of a single hash in stretches: ranges of a number in which all runs ascend, or all rows if none."""
     column = column_in_order([run.keys for run in crowd]) if crowd else None
     if column is None:
         yield crowd

@@ -59,12 +59,12 @@ class TableSchema:
 
     @classmethod
     def of_sides(cls, name: str, key: pa.Schema, value: pa.Schema) -> TableSchema:
-        """Return the schema with these `sides`."""
+        """Return the schema with key and value columns as `sides` returns them."""
         return cls(name, _nullable(key), _nullable(value), _not_null(key, KEY_SIDE) | _not_null(value, VALUE_SIDE))
 
     @classmethod
     def of_columns(cls, name: str, columns: pa.Schema) -> TableSchema:
-        """Return the schema with these `columns`."""
+        """Return the schema of a run with these `columns`."""
         sides = [
             pa.schema([f.with_name(f.name.removeprefix(side)) for f in columns if f.name.startswith(side)])
             for side in (KEY_SIDE, VALUE_SIDE)
@@ -151,7 +151,7 @@ class Keys:
         return len(self.hashes)
 
     def take(self, rows: IntArray) -> Keys:
-        """Return the keys of `rows`, in their order."""
+        """Return the keys of `rows`."""
         return Keys(self.hashes[rows], take(self.columns, rows))
 
     def slice(self, start: int, end: int) -> Keys:
@@ -177,12 +177,12 @@ class Keys:
 
 @dataclass(frozen=True)
 class KeyRanges(Keys):
-    """The first columns of keys, each with a range of the column behind them, an int64 or a timestamp.
+    """Prefixes of keys, each with a range of the next key column, an int64 or a timestamp.
 
-    A key may repeat with other ranges, which must not overlap its own. Null is in no range.
+    A prefix may repeat with disjoint ranges. No range contains null.
     """
 
-    first: IntArray  #: In the numbers of the column
+    first: IntArray  #: As integers
     last: IntArray  #: Inclusive
 
     def take(self, rows: IntArray) -> KeyRanges:
@@ -194,10 +194,10 @@ class KeyRanges(Keys):
         return KeyRanges(own.hashes, own.columns, self.first[start:end], self.last[start:end])
 
     def hold(self, key_of_range: IntArray, key: IntArray, at: IntArray) -> BoolArray:
-        """Return whether each `at` is in a range of its `key`, which is -1 for none, given the key of each range."""
+        """Return whether each `at` is in a range of its `key` (-1 for no key), given the key of each range."""
         ranges = key
-        if (key_of_range[1:] <= key_of_range[:-1]).any():  # else each key has one, in the order of keys
-            # Of each key the last range that begins at or before.
+        if (key_of_range[1:] <= key_of_range[:-1]).any():  # else each key has one range, in order
+            # For each key, find its last range that begins at or before `at`.
             known, rank = np.unique(self.first, return_inverse=True)
             width = len(known) + 1
             places = np.where(self.first <= self.last, key_of_range * width + rank + 1, -1 - width)

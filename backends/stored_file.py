@@ -51,7 +51,6 @@ NOTICE_BYTES_MAX = FOOTER_BYTES_MAX + TAIL_BYTES
 #: Enough bytes for the end of any stored file with one section.
 END_BYTES_MAX = 64 << 10
 
-
 _FOOTER_FIELDS = {"kind": str, "encoding": str, "header": dict, "sections": list}
 _SECTION_SIZES = ("offset", "size_bytes", "plain_bytes")
 _SIZE_LIMIT = 1 << 62
@@ -71,7 +70,7 @@ _LARGE_BYTES = 1 << 20
 SectionWriter = Callable[[pa.NativeFile], None]
 
 
-def _out_of_a_frame(section: pa.Buffer, plain_bytes: int) -> pa.Buffer:
+def _decompress(section: pa.Buffer, plain_bytes: int) -> pa.Buffer:
     if lz4.frame.get_frame_info(section)["content_size"] == plain_bytes:
         # Arrow's decoder refuses a frame of any other size, and copies nothing.
         return _LZ4.decompress(section, decompressed_size=plain_bytes)
@@ -83,11 +82,7 @@ def _out_of_a_frame(section: pa.Buffer, plain_bytes: int) -> pa.Buffer:
     return pa.py_buffer(plain)
 
 
-def _as_it_is(section: pa.Buffer, _plain_bytes: int) -> pa.Buffer:
-    return section
-
-
-_DECODERS: dict[str, Callable[[pa.Buffer, int], pa.Buffer]] = {"plain": _as_it_is, "lz4": _out_of_a_frame}
+_DECODERS: dict[str, Callable[[pa.Buffer, int], pa.Buffer]] = {"plain": lambda section, _: section, "lz4": _decompress}
 
 
 @dataclass(frozen=True)

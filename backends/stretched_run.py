@@ -59,9 +59,11 @@ class PiecedColumn(Protocol):
 
     def spans(self, places: Positions) -> Spans | None:
         """Return the byte ranges that `take` reads, for variable-width values those of offsets; None if unknown."""
+        return None
 
     def inner_spans(self, places: Positions) -> Spans | None:
         """Read the offsets, and return the byte ranges they refer to; None for a column without offsets."""
+        return None
 
 
 def pieced(arrays: Sequence[pa.Array], memory: pa.Buffer) -> PiecedColumn:
@@ -83,7 +85,7 @@ class _ElsewhereError(Exception):
     """A piece is misaligned, sliced or outside the mapped memory."""
 
 
-class _Loose:
+class _Loose(PiecedColumn):
     """Values of any type at any address, taken piece by piece."""
 
     def __init__(self, arrays: Sequence[pa.Array]) -> None:
@@ -98,12 +100,6 @@ class _Loose:
             for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
         ]
         return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
-
-    def spans(self, _places: Positions) -> Spans | None:
-        return None
-
-    def inner_spans(self, _places: Positions) -> Spans | None:
-        return None
 
 
 class _Bits:
@@ -134,7 +130,7 @@ def _packed(bits: BoolArray) -> pa.Buffer:
     return pa.py_buffer(np.packbits(bits, bitorder="little"))
 
 
-class _Bools:
+class _Bools(PiecedColumn):
     def __init__(self, arrays: Sequence[pa.Array], memory: pa.Buffer) -> None:
         self._valid, self._bits = (_Bits(buffers, memory) for buffers in _buffers(arrays, 2))
 
@@ -145,13 +141,8 @@ class _Bools:
     def spans(self, places: Positions) -> Spans | None:
         return self._bits.spans(places)
 
-    def inner_spans(self, _places: Positions) -> Spans | None:
-        return None
 
-
-class _Fixed:
-    """Fixed-width values."""
-
+class _Fixed(PiecedColumn):
     def __init__(self, arrays: Sequence[pa.Array], memory: pa.Buffer) -> None:
         self._type = arrays[0].type
         valid, values = _buffers(arrays, 2)
@@ -178,11 +169,8 @@ class _Fixed:
         begins = (self._starts[places.piece] + places.row * self._step) * self._unit
         return Spans(begins, begins + self._width)
 
-    def inner_spans(self, _places: Positions) -> Spans | None:
-        return None
 
-
-class _Binaries:
+class _Binaries(PiecedColumn):
     """Variable-width values; the offsets of a piece are relative to the piece's data."""
 
     def __init__(self, arrays: Sequence[pa.Array], memory: pa.Buffer) -> None:
@@ -355,7 +343,6 @@ class StretchedRun:
         return to_bools(self._take(1, 1, rows)[0])
 
     def values_at(self, rows: IntArray) -> pa.RecordBatch:
-        """Return the values of `rows`, which may be in any order."""
         first = 2 + len(self.schema.key)
         return from_columns(self._take(first, len(self.schema.value), rows), self.schema.value, len(rows))
 

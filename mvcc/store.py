@@ -44,13 +44,13 @@ from holdfast.errors import (
 )
 from holdfast.mvcc.transaction import Transaction
 
-#: How often to restore a version that other processes drop again: attempts abandoned by Spark may still run.
+#: Attempts to restore a version that other processes drop again: tasks abandoned by Spark may still run.
 RESTORE_TRIES = 4
 
 
 @dataclass(frozen=True)
 class FrozenVersion:
-    """A version in the form of files that a backend froze."""
+    """A version as the files that a backend froze."""
 
     pointer: Pointer
     folder: Path  #: Holds the files and nothing else; passed to `holdfast.backends.base.Backend.thaw`
@@ -78,7 +78,7 @@ class PendingCommit:
     size_bytes: int = 0  #: Size of the commit as stored or carried
 
     def wait(self) -> None:
-        """Wait until the commit is durable; raise the upload's error."""
+        """Wait until the commit is durable; raise the upload's error if it failed."""
         if self.done is not None:
             self.done.result()
 

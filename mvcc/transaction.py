@@ -30,12 +30,10 @@ from holdfast.errors import ClosedError, InvalidArgumentError
 class ChangedRows:
     """Numbers of rows of one table that a transaction has changed."""
 
-    #: Rows written with a value, and rows deleted
     put: int = 0
     deleted: int = 0
-    #: Rows put that a look-up had found absent, and rows deleted that a look-up had found
-    new: int = 0
-    removed: int = 0
+    new: int = 0  #: Rows put that a look-up had found absent
+    removed: int = 0  #: Rows deleted that a look-up had found
 
     def __add__(self, other: ChangedRows) -> ChangedRows:
         return ChangedRows(
@@ -45,10 +43,10 @@ class ChangedRows:
 
 @dataclass
 class Measures:
-    """What one transaction has done."""
+    """The work of one transaction."""
 
     look_up_ns: int = 0  #: Time in look-ups and scans
-    moved_bytes: int = 0  #: Size of the rows that look-ups and scans have returned, and of written rows
+    moved_bytes: int = 0  #: Size of the rows that look-ups and scans returned, and of written rows
     commit_ns: int = 0  #: Time to make the new version, locally and in durable storage
     commit_bytes: int = 0  #: Size of the stored or carried commit; 0 without a commit log
     stored_bytes: int = 0  #: `commit_bytes` if the commit is a separate object; 0 if the query's pointer carries it
@@ -129,7 +127,7 @@ class Transaction:
         All tables of the state, with all columns that they hold, under their stored names. Declared tables are read
         and written with their declared columns; see `holdfast.backends.evolution`.
     measures : Measures
-        What the transaction has done so far.
+        The work of the transaction so far.
 
     Notes
     -----
@@ -215,9 +213,7 @@ class Transaction:
         """
         schema = self._schema(table)
         if values.num_rows != len(keys):
-            raise InvalidArgumentError(
-                "there must be one row of values for each key", rows=values.num_rows, keys=len(keys)
-            )
+            raise InvalidArgumentError("there must be one row of values per key", rows=values.num_rows, keys=len(keys))
         held = self.tables[table]
         stored = relabelled(schema.conform(values, "value", keys), self._stored[table].value)
         self._write(table, Run.build(held, keys, project(stored, held.value)))
@@ -228,7 +224,7 @@ class Transaction:
 
     @contextmanager
     def deleting(self) -> Iterator[Callable[[str, Keys], None]]:
-        """Yield a `delete` that takes effect when the context ends, so that look-ups until then need not search it."""
+        """Yield a `delete` that takes effect when the context ends; look-ups within the context need not search it."""
         removals: list[tuple[str, Run]] = []
         yield lambda table, keys: removals.append((table, self._removal(table, keys)))
         for table, run in removals:

@@ -1,1 +1,1 @@
-"""Arrow columns as state: comparing and sorting rows, valid values, streams from storage."""
+"""Arrow columns as state: comparing and sorting rows, validating values, reading streams from storage."""

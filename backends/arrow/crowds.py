@@ -1,14 +1,14 @@
-"""Crowds: many rows of a run that share a hash, as those of one key in a join, and how a few of them are found.
+"""Searches crowds: many rows of a run that share a hash, such as the rows of one key in a join.
 
 ::
 
     hash     key.user   key.at     key.number
-    0x1f…    "ann"      09:00:01   …             The first column that differs among the rows. If it is a number that
-    0x1f…    "ann"      09:00:02   …             ascends, as a time is, it is searched: for the time of a wanted key,
-    0x1f…    "ann"      09:00:05   …             or for a range of times.
+    0x1f…    "ann"      09:00:01   …             key.at is the first column that differs among the rows. Since its
+    0x1f…    "ann"      09:00:02   …             numbers ascend, a binary search finds the time of a wanted key, or a
+    0x1f…    "ann"      09:00:05   …             range of times.
 
-No reader relies on the order of rows that share a hash (FORMAT.md section 2). So a crowd is read once to see if its
-column ascends, and the answer is kept for as long as its run is.
+The order of rows that share a hash is undefined (FORMAT.md section 2). So a crowd is read once to check that its column
+ascends, and the result is kept as long as the run.
 """
 
 from __future__ import annotations
@@ -21,44 +21,42 @@ import pyarrow as pa
 
 from holdfast.backends.arrow.rows import HashArray, IntArray, distinct, numbers_of, rows_equal
 
-#: Fewer rows of one hash are read as they are.
+#: A hash with at most this many rows is no crowd.
 CROWD_ROWS = 1024
 
 
 def crowded(hashes: HashArray) -> HashArray:
-    """Return the hashes that more than `CROWD_ROWS` rows share, given those of all rows, ascending."""
+    """Return the hashes of crowds, given the ascending hashes of all rows."""
     later = hashes[CROWD_ROWS:]
     return distinct(later[later == hashes[: len(later)]])
 
 
 class Stretches(NamedTuple):
-    """Rows that follow each other: where each stretch begins, and where it ends."""
+    """Stretches of consecutive rows, from `starts` up to `ends`."""
 
     starts: IntArray
     ends: IntArray
 
     @property
     def total(self) -> int:
-        """How many rows there are."""
         return int((self.ends - self.starts).sum())
 
     @property
     def rows(self) -> IntArray:
-        """All rows, in order."""
         counts = self.ends - self.starts
         found: IntArray = np.repeat(self.starts - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
         return found
 
 
 class Limits(NamedTuple):
-    """Ranges of numbers in a key column, both ends included."""
+    """Inclusive ranges of numbers in a key column."""
 
     column: int
     first: IntArray
     last: IntArray
 
     def within(self, numbers: IntArray, start: int) -> Stretches:
-        """Return the rows with ascending numbers in one of the ranges, each row once; the first one's is `start`."""
+        """Return the rows in any of the ranges, each once, given their ascending `numbers` and the first row."""
         starts, ends = np.searchsorted(numbers, self.first), np.searchsorted(numbers, self.last, "right")
         order = np.argsort(starts)
         starts, ends = starts[order], np.maximum.accumulate(ends[order])
@@ -67,10 +65,10 @@ class Limits(NamedTuple):
 
 
 class Crowds:
-    """What has been learned of the crowds of a run and its slices: of each, which column can be searched."""
+    """The searchable column of each crowd of a run and its slices, as far as known."""
 
     def __init__(self) -> None:
-        self._columns: dict[tuple[int, int], int | None] = {}  # by the place of its hashes in memory, and their number
+        self._columns: dict[tuple[int, int], int | None] = {}  # by address and number of the crowd's hashes
 
     def find(
         self,
@@ -78,15 +76,10 @@ class Crowds:
         hashes: HashArray,
         limits: Callable[[int, slice], Limits | None] | None,
     ) -> Stretches:
-        """Return the rows with one of ascending `hashes`; of a crowd only those within limits, if there are any.
+        """Return the rows with one of the ascending `hashes`; of a crowd, only rows within its limits, if any.
 
-        Parameters
-        ----------
-        rows : tuple
-            The run's hashes and keys.
-        limits : callable
-            Returns the limits for the hashes in a slice, which are one crowd's, given the column that can be searched;
-            None if all rows of the crowd are wanted.
+        `rows` are the run's hashes and keys. `limits` is given a crowd's searchable column and the slice of `hashes`
+        that the crowd shares; it returns None if all rows of the crowd are wanted.
         """
         stored, keys = rows
         wanted = distinct(hashes)
@@ -116,7 +109,7 @@ class Crowds:
 
 
 def column_in_order(crowds: Sequence[pa.RecordBatch]) -> int | None:
-    """Return the first column that differs among keys; None unless its numbers ascend in each crowd, without a null."""
+    """Return the first column that differs among keys if its values are ascending numbers in each crowd, else None."""
     for i, first in enumerate(crowds[0].columns):
         columns = [keys.select([i]) for keys in crowds]
         if not all(_has_only(column, first[0]) for column in columns):

@@ -142,7 +142,6 @@ def take_rows(batches: list[pa.RecordBatch], rows: IntArray) -> pa.Table:
 
 
 def filter_rows(batch: pa.RecordBatch, mask: BoolArray) -> pa.RecordBatch:
-    """Return the rows of `batch` for which `mask` is true."""
     return batch if mask.all() else take(batch, np.flatnonzero(mask))
 
 
@@ -155,7 +154,6 @@ def from_columns(columns: list[pa.Array], schema: pa.Schema, num_rows: int) -> p
 
 
 def null_rows(schema: pa.Schema, n: int) -> pa.RecordBatch:
-    """Return `n` rows of nulls."""
     return from_columns([pa.nulls(n, field.type) for field in schema], schema, n)
 
 
@@ -259,7 +257,7 @@ class RowOrder(NamedTuple):
         return index
 
     def with_stored(self, exists: BoolArray) -> RowOrder:
-        """Return it with the j-th stored row, of the j-th key that `exists`, as row n + j before the key's n rows."""
+        """Return the order with a stored row before the rows of each key that `exists`; stored row j is row n + j."""
         n, stored = len(self.rows), int(exists.sum())
         if not stored:
             return self
@@ -285,14 +283,14 @@ def order_rows(hashes: HashArray, keys: pa.RecordBatch) -> RowOrder:
 
 
 def inverse(order: IntArray) -> IntArray:
-    """Return at which place of an order of all rows each of them stands."""
+    """Return the position of each row in an order of all rows."""
     places = np.empty(len(order), np.int64)
     places[order] = np.arange(len(order))
     return places
 
 
 def order_numbers(numbers: HashArray) -> IntArray:
-    """Return ``np.argsort(numbers, kind="stable")``, ten times as fast: sorts each number packed with its row."""
+    """Return ``np.argsort(numbers, kind="stable")`` ten times as fast, by sorting numbers packed with their rows."""
     n = len(numbers)
     if np.count_nonzero(numbers[1:] < numbers[:-1]) < _FEW_STRETCHES:
         return np.argsort(numbers, kind="stable")
@@ -360,7 +358,7 @@ def _order(columns: list[pa.Array]) -> IntArray:
 
 
 def _is_constant(column: pa.Array) -> bool:
-    """Return whether all values are equal, as the times of index rows often are; False if checking is costly."""
+    """Return whether all values are equal, like the times of index rows often; False if checking is costly."""
     is_whole = pa.types.is_integer(column.type) or pa.types.is_timestamp(column.type)
     if not is_whole or not len(column) or column.null_count:
         return False

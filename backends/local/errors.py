@@ -64,7 +64,7 @@ def no_address_space(path: Path) -> UnavailableError:
 
 
 def unusable(path: Path, cause: str) -> UnavailableError:
-    """Return the error for any other failure of local storage."""
+    """Return the error for other failures of local storage."""
     return UnavailableError(
         f"local state at {path} cannot be used ({cause}): check that the directory exists and is writable, or set a "
         f"different directory in {NAMED_IN}"

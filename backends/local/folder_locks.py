@@ -2,7 +2,7 @@
 
 ::
 
-    to fill or read it        lock_shared(folder)        any number at once, in any processes
+    to fill or read it        lock_shared(folder)        any number of locks, in any processes
     to remove it              try_lock_alone(folder)     never waits: False while it is locked
 
 A lock, not a folder's age, shows that the folder is still needed. The lock follows the folder when it is renamed.

@@ -16,7 +16,6 @@ IntArray = npt.NDArray[np.int64]
 PAGE_BYTES = 4096
 #: Gaps between pages up to this size are prefetched, too.
 _GAP_PAGES = 2
-#: How many positions to sample.
 _SAMPLE = 16
 #: On a page fault, Linux also maps the surrounding pages that are in memory.
 _FAULT_BYTES = 64 << 10

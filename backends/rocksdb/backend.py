@@ -1,4 +1,4 @@
-"""The `rocksdb` backend: runs as on `filesystem`, above a database that takes cold runs.
+"""The `rocksdb` backend: runs as on `filesystem`, above a database of cold rows.
 
 ::
 
@@ -104,10 +104,8 @@ class RocksDBBackend(FilesystemBackend):
     def parse_options(cls, name: str, options: Mapping[str, str]) -> Mapping[str, Any]:
         return vars(RocksDBOptions.of(name, options))
 
-    # Reading.
-
     def _open_floor(self, version: VersionFile) -> View | None:
-        OPEN.let_go()
+        OPEN.close_removed()
         if version.generation is None:
             return None
         folder = self._generations / version.generation
@@ -146,8 +144,6 @@ class RocksDBBackend(FilesystemBackend):
     ) -> Iterator[View]:
         with FrozenRuns(pointer, tables, files, FrozenGeneration) as view:
             yield view
-
-    # Versions.
 
     @contextmanager
     def _floored(self, version: VersionFile) -> Iterator[VersionFile]:
@@ -192,7 +188,7 @@ class RocksDBBackend(FilesystemBackend):
                     if is_left and not self._is_needed(name, self._read_versions()):
                         self._retire(folder)
                         removed += 1
-        OPEN.let_go()
+        OPEN.close_removed()
         return removed
 
     def _read_versions(self) -> list[VersionFile]:
@@ -210,8 +206,6 @@ class RocksDBBackend(FilesystemBackend):
         except (NotFoundError, CorruptionError):
             return False
         return any(file.moved and file.replaces(version) for version in versions)
-
-    # Moving.
 
     def _commit_merge_limit_bytes(self) -> int:
         # Runs that commits keep merging never settle, so they are never moved.
@@ -286,8 +280,6 @@ class RocksDBBackend(FilesystemBackend):
                 settled.setdefault(table, []).append(file)
         return settled
 
-    # Frozen versions.
-
     def freeze(self, pointer: Pointer) -> list[Path]:
         paths = super().freeze(pointer)
         name = self._read_version(pointer).generation
@@ -327,8 +319,6 @@ class RocksDBBackend(FilesystemBackend):
                 held.enter_context(lock_shared(target))
                 if self._find_damage(version.generation) is None:
                     return
-
-    # Maintenance.
 
     def verify(self) -> list[Path]:
         """Verify runs like `RunFilesBackend.verify`, and read every generation file."""

@@ -20,7 +20,7 @@ Invariants
   descriptors, and one block cache. An executor's cache budget is divided evenly among its processes: each has a folder
   below ``rocksdb-readers``, locked while the process lives, whose name gives its share. A process takes only what the
   others leave.
-* **let go**: the next call closes a removed generation; a forked process begins with no open generations.
+* **released**: the next call closes a removed generation; a forked process begins with no open generations.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class GenerationView(View):
     def _scan_or_seek(
         self, schema: TableSchema, stored: StoredTable, prefixes: Keys, spans: list[Span]
     ) -> Iterator[Run]:
-        """Scan from the first to the last prefix; seek the rest where one key turns out to have very many rows."""
+        """Scan from the first to the last prefix; seek the rest if one key turns out to have very many rows."""
         read = 0
         for run in self.scan(schema.name, int(prefixes.hashes.min()), int(prefixes.hashes.max())):
             self._note_crowds(run)
@@ -217,7 +217,7 @@ class GenerationView(View):
 
 
 def _spans(schema: TableSchema, stored: StoredTable, prefixes: Keys) -> list[Span]:
-    """Return the spans of keys that begin with a prefix, and are in its range."""
+    """Return the spans of keys that begin with a prefix, within its range if it has one."""
     ends = [prefixes.columns] * 2
     if isinstance(prefixes, KeyRanges):
         own = schema.prefix(prefixes.columns.num_columns + 1).key
@@ -262,12 +262,10 @@ def require_whole(folder: Path, files: Mapping[str, DatabaseFile]) -> None:
 
 
 class OpenGeneration(NamedTuple):
-    """A generation opened for reading."""
-
     folder: Path
     database: Rdict
     file: GenerationFile
-    crowds: dict[str, HashArray]  #: By table the hashes that reading found very many rows of, here or in the base
+    crowds: dict[str, HashArray]  #: By table, hashes with very many rows, as found by reads here or of the base
 
 
 class CacheShare:
@@ -375,7 +373,7 @@ class OpenGenerations:
         share.share_out(cache_bytes)
         return share
 
-    def let_go(self) -> None:
+    def close_removed(self) -> None:
         """Close removed generations; open views keep theirs."""
         with self._lock:
             gone = [place for place, opened in self._open.items() if not _is_at(place, opened.folder)]

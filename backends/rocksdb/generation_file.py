@@ -53,7 +53,6 @@ class StoredTable:
 
     @cached_property
     def header(self) -> Mapping[str, Any]:
-        """The table's entry in the file."""
         values = [encode_schema(values) for values in self.values]
         return {"id": self.id, "key": encode_schema(self.key), "values": values}
 
@@ -74,7 +73,6 @@ class StoredTable:
 
     @classmethod
     def decode(cls, table: Mapping[str, Any]) -> StoredTable:
-        """Decode a table's entry in a header."""
         values = tuple(decode_schema(text) for text in table["values"])
         if not 0 < len(values) <= SCHEMAS_MAX:
             raise ValueError("not the value schemas of a table")

@@ -106,7 +106,6 @@ def _finish(staged: StagedFolder, file: GenerationFile, live: set[str]) -> None:
 
 
 def _wait_for_merges(database: Rdict, path: Path) -> None:
-
     def number(name: str) -> int:
         return database.property_int_value(f"rocksdb.{name}") or 0
 

@@ -41,7 +41,6 @@ MEMORY_BYTES_MIN = 16 << 20
 _BLOCK_BYTES, _BLOOM_BITS = 4 << 10, 10
 #: Size of one partition of an index or a filter.
 _INDEX_PART_BYTES = 16 << 10
-#: Size of a table file.
 TABLE_BYTES = 64 << 20
 #: Files that a reader keeps open per database.
 OPEN_FILES = 64
@@ -60,8 +59,6 @@ _KNOWN: Mapping[str, Callable[[str], Any]] = {"memory": parse_size, "compression
 
 @dataclass(frozen=True)
 class RocksDBOptions:
-    """The options of the backend."""
-
     memory_bytes: int = 512 << 20
     compression: str = "lz4"
 

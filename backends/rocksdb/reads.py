@@ -24,7 +24,6 @@ from holdfast.backends.rocksdb.codec.keys import KEY_HEADER_BYTES, decode_keys
 from holdfast.backends.rocksdb.codec.rows import decode_numbered
 from holdfast.backends.run import Run, TableSchema
 
-#: Keys per read.
 CHUNK_KEYS = 8192
 #: Limits on the rows and bytes of one run of a scan.
 RUN_ROWS, RUN_BYTES = 65536, 32 << 20
@@ -103,7 +102,7 @@ def get_rows(
         return database.get(keys)  # type: ignore[arg-type, return-value]
     rows = read_rows(database, *key_range(table_id, first, last), int(2 * SCAN_ROWS_PER_KEY * len(keys)))
     found: dict[bytes, bytes | None] = dict(zip(rows.keys, rows.values, strict=True))
-    if rows.rest is not None:  # as where one of them has very many rows
+    if rows.rest is not None:  # for example, one hash has very many rows
         left = [key for key in keys if key >= rows.rest]
         found.update(zip(left, database.get(left), strict=True))  # type: ignore[arg-type]
     return list(map(found.get, keys))

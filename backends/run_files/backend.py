@@ -76,7 +76,7 @@ class RunFilesBackend(Backend):
 
     def view(self, pointer: Pointer) -> RunFilesView:
         folder = self._version_folder(pointer)
-        KEPT.let_go()
+        KEPT.close_unlinked()
         with ExitStack() as undo:
             with local_files.reading(self.directory):
                 lock = undo.enter_context(lock_shared(self.directory))
@@ -210,7 +210,7 @@ class RunFilesBackend(Backend):
         for merge in merges:
             if not set(merge.inputs) <= held:
                 self._retire(merge.folder)
-        KEPT.let_go()
+        KEPT.close_unlinked()
 
     def maintain(self, pointer: Pointer) -> int:
         """Merge runs that were too large for a commit; the next commit uses the result. Raises `NotFoundError`."""
@@ -241,7 +241,7 @@ class RunFilesBackend(Backend):
 
     def remove_leftovers(self, before_ns: int) -> int:
         """Remove leftovers of killed attempts and set-aside folders, last written before a time; return how many."""
-        KEPT.let_go()
+        KEPT.close_unlinked()
         return sum(local_files.remove_stale_folders(f, before_ns) for f in (self._staging, self._set_aside))
 
     def statistics(self) -> BackendStatistics:
@@ -259,12 +259,7 @@ class RunFilesBackend(Backend):
         for table, files in newest.stacks.items():
             rows[table] += sum(file.rows for file in files)
             runs[table] += len(files)
-        return BackendStatistics(
-            versions=len(versions),
-            local_bytes=local_files.folder_bytes(self.directory),
-            rows=dict(rows),
-            runs=dict(runs),
-        )
+        return BackendStatistics(len(versions), local_files.folder_bytes(self.directory), dict(rows), dict(runs))
 
     def _rows_below(self, version: VersionFile) -> Mapping[str, int]:
         """Estimate the rows below the runs of a version, by table."""

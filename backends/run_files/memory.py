@@ -14,8 +14,8 @@ Invariants
 * **rarely too low**: bytes are recorded before they are written, and again afterwards. A correction made while the
   shard is writing misses the bytes not yet written. A kill in between leaves an entry that is too high; two processes
   that record the same shard at the same moment may leave two entries.
-* **corrected**: a shard's size is measured, not added up. Each time, the entry of another shard, chosen at random, is
-  corrected or, if that shard is gone, removed; and before out of room becomes an error, all shards are measured.
+* **corrected**: a shard's size is measured, not added up. Each record also corrects the entry of a random other shard,
+  or removes it if that shard is gone. Before the limit becomes an error, all shards are measured.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class MemoryUsage:
         self._new_id = new_id
 
     def is_kept(self) -> bool:
-        """Return whether usage is recorded: any shard of the executor has a limit."""
+        """Return whether usage is recorded, because a shard of the executor has a limit."""
         return self._folder.is_dir()
 
     def note(self, more_bytes: int = 0) -> int:

@@ -1,14 +1,14 @@
 """Opens run files: maps them, checks them against their version file, and keeps them open for the next micro-batch.
 
-A Spark worker serves many shards, with one call per shard and micro-batch, and a file that stays mapped costs no page
-faults. So a process keeps the files that it has opened.
+A Spark worker serves many shards, with one call per shard and micro-batch, and a file that stays mapped avoids page
+faults. So a process keeps files open.
 
 Invariants
 ----------
 * **the same file**: a kept run is found by its inode, which cannot be reused while the file is open. It is returned
   only if the file's size and modification time and the digest at its end are as recorded: a kept run is trusted no
   more than a newly mapped run.
-* **let go**: a mapping keeps the disk space of an unlinked file, or RAM for `memory`. So each call closes unlinked
+* **released**: a mapping keeps the disk space of an unlinked file, or RAM for `memory`. So each call closes unlinked
   files, and a forked process begins with no kept files.
 * **bounded**: a process keeps the most recently used files: at most `MOST_KEPT`, and at most a quarter of its limits on
   descriptors and address space. If mapping a file fails nevertheless, all kept files are closed before a retry.
@@ -122,7 +122,6 @@ class KeptRun(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Size of the file."""
         return int(self.file.data.size)
 
     @property
@@ -174,7 +173,7 @@ class KeptRuns:
                 while len(self._kept) > most.files or size_bytes > most.size_bytes:
                     size_bytes -= self._kept.popitem(last=False)[1].size_bytes
 
-    def let_go(self) -> None:
+    def close_unlinked(self) -> None:
         """Close files that are no longer linked; costs a system call per kept file."""
         with self._lock:
             gone = [inode for inode, kept in self._kept.items() if not kept.stat.st_nlink]

@@ -15,7 +15,7 @@ from holdfast.errors import CorruptionError
 
 VERSION, MERGE = "version", "merge"
 _RUN_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
-#: Above any size, count or time; the system refuses a modification time that reaches it.
+#: Above any size, count or time; the system rejects larger modification times.
 _NUMBER_LIMIT = 1 << 62
 
 
@@ -61,7 +61,6 @@ class VersionFile:
 
     @property
     def files(self) -> list[RunFile]:
-        """All runs of the version."""
         return [file for files in self.stacks.values() for file in files]
 
     @classmethod

@@ -31,7 +31,7 @@ from holdfast.backends.run_stack import (
 from holdfast.backends.schema import Keys, TableSchema, find_table, require_declared
 from holdfast.errors import ClosedError, CorruptionError
 
-#: Bytes fetched from a run file's end for its footer; a larger footer takes a second fetch.
+#: Bytes fetched from a run file's end for its footer; a larger footer needs a second fetch.
 _END_BYTES = 64 << 10
 _RUN = "run"
 #: The footer's size, and its distance from the end of a stored file.
@@ -173,7 +173,6 @@ class FrozenRuns(_RunsView):
         super().close()
 
     def _stack(self, table: str) -> list[FrozenRun]:
-        """Return the runs of a table, oldest first."""
         files = self._version.stacks.get(table, [])
         for file in files:
             if file.id not in self._runs:
@@ -201,7 +200,7 @@ class FrozenRun:
         if self._bytes.size >= _FOOTER_SIZE_AT:
             (footer_bytes,) = _FOOTER_SIZE.unpack_from(self._bytes, self._bytes.size - _FOOTER_SIZE_AT)
             files.require(file.name, max(0, self._bytes.size - _FOOTER_SIZE_AT - footer_bytes))
-        # Bytes are verified when they are fetched; most never are fetched.
+        # Bytes are verified when they are fetched; most are never fetched.
         stored = stored_file.decode(self._bytes, source=self._source, kind=_RUN, verify=False)
         self._section = stored.section(schema.name, self._source)
         self._index = StretchIndex.read(stored.header, self._section.size, self._source)
@@ -216,7 +215,6 @@ class FrozenRun:
         )
 
     def read(self, first_hash: int, last_hash: int) -> list[Run]:
-        """Return the rows with a hash in [first_hash, last_hash]."""
         if self._index is None:
             self._files.require(self._file.name)
             # Uncompressed, so its decoded size is its own.

@@ -38,7 +38,7 @@ class WrittenRun:
         self.rows = self.size_bytes = 0
 
     def write(self, runs: Iterable[Run], file: pa.NativeFile) -> None:
-        """Write runs in order; of those that share a hash all rows are held."""
+        """Write runs in order; holds all rows of runs that share a hash."""
         stretches: list[list[Any]] = []
         columns = self._schema.columns.with_metadata({"holdfast.table": self._schema.name})
         with ipc.new_stream(file, columns) as writer:

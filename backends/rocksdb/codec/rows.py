@@ -80,11 +80,8 @@ def encode_values(values: pa.RecordBatch, head: bytes = b"") -> pa.Array:
         at += leaf.fixed.shape[1]
         segments += leaf.segments
     for i, segment in enumerate(segments):
-        binaries.put(
-            rows,
-            at + i * _LENGTH_BYTES,
-            _lengths(binaries.offsets_of(segment)).view(np.uint8).reshape(-1, _LENGTH_BYTES),
-        )
+        lengths = _lengths(binaries.offsets_of(segment)).view(np.uint8).reshape(-1, _LENGTH_BYTES)
+        binaries.put(rows, at + i * _LENGTH_BYTES, lengths)
     return binaries.join([binaries.from_rows(rows), *segments])
 
 
@@ -188,7 +185,6 @@ def _elements(t: pa.DataType) -> pa.Schema:
 
 
 def leaves_of(batch: pa.RecordBatch) -> Iterator[Leaf]:
-    """Yield the leaves of all columns of a batch."""
     for column in batch.columns:
         yield from _take_apart(column)
 

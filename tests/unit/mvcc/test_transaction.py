@@ -97,7 +97,7 @@ def test_a_state_that_was_only_just_written_is_scanned_in_pieces(store: Versione
 
 
 def test_there_is_one_row_of_values_for_each_key(store: VersionedStore) -> None:
-    with store.begin(None) as transaction, pytest.raises(InvalidArgumentError, match=r"each key.*rows=3 keys=2"):
+    with store.begin(None) as transaction, pytest.raises(InvalidArgumentError, match=r"per key.*rows=3 keys=2"):
         transaction.put("counts", keys(0, 2), pa.record_batch({"n": pa.array([1, 2, 3])}))
 
 

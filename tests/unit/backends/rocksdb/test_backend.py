@@ -579,7 +579,7 @@ def test_a_forked_process_opens_its_own(shard: RocksDBBackend) -> None:
     assert os.waitstatus_to_exitcode(status) == 1
     assert users(view, "u3") == [(3,)]
     view.close()
-    OPEN.let_go()
+    OPEN.close_removed()
 
 
 @contextmanager
