@@ -1,7 +1,4 @@
-"""Where Spark finds the data source ``holdfast`` by itself.
-
-Spark imports what is called ``pyspark_…`` on the driver's path, and registers its ``DefaultSource``.
-"""
+"""Registers the data source ``holdfast``: Spark imports packages named ``pyspark_…`` and registers `DefaultSource`."""
 
 from holdfast.spark_integration.state_source.source import StateSource as DefaultSource
 

@@ -1,4 +1,4 @@
-"""Where Spark finds the data source ``holdfast-kafka`` by itself: see `pyspark_holdfast`."""
+"""Registers the data source ``holdfast-kafka``; see `pyspark_holdfast`."""
 
 from holdfast.spark_integration.sink_source import KafkaSource as DefaultSource
 

@@ -1,4 +1,4 @@
-"""Where Spark finds the data source ``holdfast-parquet`` by itself: see `pyspark_holdfast`."""
+"""Registers the data source ``holdfast-parquet``; see `pyspark_holdfast`."""
 
 from holdfast.spark_integration.sink_source import ParquetSource as DefaultSource
 

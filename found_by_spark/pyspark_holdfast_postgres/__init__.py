@@ -1,4 +1,4 @@
-"""Where Spark finds the data source ``holdfast-postgres`` by itself: see `pyspark_holdfast`."""
+"""Registers the data source ``holdfast-postgres``; see `pyspark_holdfast`."""
 
 from holdfast.spark_integration.sink_source import PostgresSource as DefaultSource
 
