@@ -1,1 +1,1 @@
-"""Programs that show how holdfast is used; each folder is one."""
+"""Example programs, by folder."""

@@ -1,4 +1,4 @@
-"""Each order once, however often it is delivered within a day: python deduplication.py."""
+"""Prints each order once, however often it is delivered within a day: python deduplication.py."""
 
 import os
 import sys

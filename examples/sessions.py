@@ -1,4 +1,4 @@
-"""The sessions of each user, printed when half an hour without a click is over: python sessions.py."""
+"""Prints each user's sessions, which end after half an hour without a click: python sessions.py."""
 
 import os
 import sys

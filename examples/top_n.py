@@ -1,4 +1,4 @@
-"""The three highest bids of each auction, whenever they change: python top_n.py."""
+"""Prints the three highest bids of each auction whenever they change: python top_n.py."""
 
 import os
 import sys

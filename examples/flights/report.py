@@ -1,4 +1,4 @@
-"""What the demo shows at the end: a comparison with plain pandas, and tables."""
+"""The demo's final output: a comparison with plain pandas, and tables."""
 
 from __future__ import annotations
 
@@ -22,43 +22,22 @@ _WORST_MIN_FLIGHTS = 50
 
 @dataclass(frozen=True)
 class Kill:
-    """The moment at which the driver was killed.
+    """A kill of the driver."""
 
-    Attributes
-    ----------
-    after_batches : int
-        Micro-batches committed before.
-    recovery_ms : int
-        Until the next micro-batch was committed.
-    restored_from : str
-        Where the state came from.
-    """
-
-    after_batches: int
-    recovery_ms: int
-    restored_from: str
+    after_batches: int  #: Micro-batches committed before
+    recovery_ms: int  #: Time to the next commit
+    restored_from: str  #: Source of the state
 
 
 @dataclass(frozen=True)
 class Check:
-    """What must hold at the end.
+    """A property that must hold at the end."""
 
-    Attributes
-    ----------
-    sign : str
-        What holds, in a word.
-    what : str
-        Of what.
-    wrong : list of str
-        Where it does not.
-    """
-
-    sign: str
-    what: str
-    wrong: list[str]
+    sign: str  #: The property, in a word
+    what: str  #: What must have it
+    wrong: list[str]  #: Counterexamples
 
     def show(self, console: Console) -> None:
-        """Print whether it holds."""
         if self.wrong:
             console.print(f"[bold red]not {self.sign}:[/] {self.what}; {len(self.wrong):,} differences, the first:")
             console.print("\n".join(self.wrong[:5]), markup=False)
@@ -67,12 +46,12 @@ class Check:
 
 
 def state_totals(state: Path) -> pd.DataFrame:
-    """Return the totals that a file with the operator's state holds."""
+    """Return the totals in a file with the operator's state."""
     return with_means(feather.read_table(str(state))).to_pandas()
 
 
 def differences(found: pd.DataFrame, expected: pd.DataFrame) -> list[str]:
-    """Return in words each column of each subject in which two tables of totals differ, missing subjects too."""
+    """Describe the differences of two tables of totals, including missing subjects."""
     sides = [
         frame.astype({name: "Float64" for name in TOTALS if name != "last_airport"})
         .assign(name=frame["name"].astype(object).where(frame["name"].notna(), None))
@@ -80,7 +59,7 @@ def differences(found: pd.DataFrame, expected: pd.DataFrame) -> list[str]:
         for frame in (found, expected)
     ]
     if sides[0].index.has_duplicates:
-        return ["a subject stands twice"]
+        return ["a subject occurs twice"]
     mine, other = sides
     wrong = [f"{subject}: missing" for subject in other.index.difference(mine.index)]
     wrong += [f"{subject}: unexpected" for subject in mine.index.difference(other.index)]
@@ -118,7 +97,7 @@ def show_worst(console: Console, totals: pd.DataFrame) -> None:
 
 
 def show_figures(console: Console, work_dir: Path, starts: list[Start], kill: Kill | None) -> None:
-    """Print how long it took and how large the state is."""
+    """Print durations and the size of the state."""
     batches = [json.loads(line) for line in (work_dir / "progress.jsonl").read_text().splitlines()]
     result = json.loads((work_dir / "result.json").read_text())
     durations = [batch["ms"] for batch in batches]

@@ -1,6 +1,6 @@
-"""The chains of an aircraft's flights, by functions of one key and of all keys at once, and running statistics.
+"""Chains of an aircraft's flights, by functions of one key and of all keys of a shard, and running statistics.
 
-Those of one key are written for Spark's ``applyInPandasWithState``, and run unchanged on Spark and on holdfast.
+Functions of one key are written for ``applyInPandasWithState`` and run unchanged on Spark and on holdfast.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GAP_MS = 4 * 3600 * 1000
 
 
 class Chain(NamedTuple):
-    """The flights of one aircraft that followed each other within four hours: what is kept for it."""
+    """An aircraft's flights with gaps of at most four hours: its state."""
 
     legs: int
     first_ms: int
@@ -36,7 +36,7 @@ class Chain(NamedTuple):
 
 
 def follow(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-    """Add an aircraft's flights to its chain; emit the chains that have ended."""
+    """Add an aircraft's flights to its chain; emit chains that have ended."""
     chain = Chain(*state.get) if state.exists else None
     ended = []
     if state.hasTimedOut:
@@ -57,7 +57,7 @@ def follow(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupSta
 
 
 def chains(flights: DataFrame) -> DataFrame:
-    """Return each aircraft's chains of flights when they have ended: after four hours without a departure."""
+    """Return each aircraft's chains of flights, which end after four hours without a departure."""
     return (
         holdfast.stream(_legs(flights))
         .groupBy("tailnum")
@@ -66,7 +66,7 @@ def chains(flights: DataFrame) -> DataFrame:
 
 
 def follow_all(batch: holdfast.ShardBatch) -> pa.Table:
-    """Do what `follow` does, for all aircraft of a shard at once."""
+    """Do the same as `follow` for all aircraft of a shard at once."""
     parts = pa.concat_tables([_open_chains(batch), _single_legs(batch)])
     parts = parts.take(pc.sort_indices(parts, [(name, "ascending") for name in ("key", "last_ms", "seq")]))
     key, first_ms, last_ms = (parts[name].to_numpy() for name in ("key", "first_ms", "last_ms"))
@@ -83,7 +83,7 @@ def follow_all(batch: holdfast.ShardBatch) -> pa.Table:
     )
     of_key = found["key_min"].to_numpy()
     is_last = np.append(of_key[1:] != of_key[:-1], [True] * (len(of_key) > 0))
-    newest = chains.filter(pa.array(is_last))  # one for each key, in the order of the keys
+    newest = chains.filter(pa.array(is_last))  # one per key, in the order of the keys
     has_rows = pc.greater(batch.groups.count(), 0)
     batch.state.put(newest)
     batch.state.delete(where=pc.invert(has_rows))
@@ -104,7 +104,7 @@ def _single_legs(batch: holdfast.ShardBatch) -> pa.Table:
 
 
 def vectorised_chains(flights: DataFrame) -> DataFrame:
-    """Return the same chains as `chains`, by a function that sees all aircraft of a shard at once."""
+    """Return the same chains as `chains`, vectorised."""
     return (
         holdfast.stream(_legs(flights))
         .groupBy("tailnum")
@@ -120,7 +120,7 @@ def _legs(flights: DataFrame) -> DataFrame:
 
 
 def add_delays(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-    """Keep number, mean and sum of squared deviations of a carrier's delays, and emit the current values."""
+    """Update number, mean and sum of squared deviations of a carrier's delays; emit the statistics."""
     n, mean, squares = state.getOption or (0, 0.0, 0.0)
     for frame in frames:
         delays = frame["dep_delay"].dropna()
@@ -137,7 +137,7 @@ def add_delays(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: Grou
 
 
 def delay_statistics(flights: DataFrame) -> DataFrame:
-    """Return for each carrier that a micro-batch touches the statistics of its delays at departure so far."""
+    """Return the statistics of departure delays for each carrier in a micro-batch."""
     return (
         holdfast.stream(flights.select("carrier", "dep_delay"))
         .groupBy("carrier")

@@ -1,4 +1,4 @@
-"""How long a driver process takes to start, and how much of that is Spark's.
+"""Measures the start of a driver process, and Spark's part of it.
 
 ::
 
@@ -22,28 +22,18 @@ _SESSIONS = "sessions"
 
 
 def note_session(work_dir: Path) -> None:
-    """Note that this process has its Spark session; the process that watches it reads the note."""
+    """Note when this process has its Spark session, for the process that watches it."""
     with (work_dir / _SESSIONS).open("a") as file:
         file.write(f"{clock.monotonic_ms()}\n")
 
 
 @dataclass(frozen=True)
 class Start:
-    """When a driver reached each step of its start, in ms since it was launched.
+    """The steps of a driver's start, in ms since its launch."""
 
-    Attributes
-    ----------
-    session_ms : int
-        Spark's session was up.
-    first_call_ms : int
-        A worker made the query's first directory of local state.
-    commit_ms : int
-        Spark had committed the first micro-batch.
-    """
-
-    session_ms: int
-    first_call_ms: int
-    commit_ms: int
+    session_ms: int  #: Spark's session was up
+    first_call_ms: int  #: A worker created the query's first directory of local state
+    commit_ms: int  #: Spark had committed the first micro-batch
 
     def __str__(self) -> str:
         return (
@@ -54,16 +44,7 @@ class Start:
 
 
 class StartWatch:
-    """Watches a driver from the moment that it is started.
-
-    Parameters
-    ----------
-    work_dir : pathlib.Path
-    local_root : pathlib.Path
-        Below which its workers keep local state.
-    query : str
-        Spark's checkpoint location, below the work directory.
-    """
+    """Watches a driver's start; `local_root` has its workers' local state, `query` its checkpoint location."""
 
     def __init__(self, work_dir: Path, local_root: Path, query: str = "query") -> None:
         self._query = work_dir / query
@@ -74,12 +55,12 @@ class StartWatch:
         self._first_call_ms: int | None = None
 
     def look(self) -> None:
-        """Note a first call that has happened since the last look."""
+        """Check for the first call."""
         if self._first_call_ms is None and self._places() - self._before:
             self._first_call_ms = clock.monotonic_ms()
 
     def committed(self) -> Start:
-        """Return what the start took: its first micro-batch has just been committed."""
+        """Return the times of the start, right after the first commit."""
         self.look()
         now_ms = clock.monotonic_ms()
         session_ms = int((self._work_dir / _SESSIONS).read_text().splitlines()[-1])
@@ -87,10 +68,10 @@ class StartWatch:
         return Start(session_ms - self._begun_ms, first_call_ms - self._begun_ms, now_ms - self._begun_ms)
 
     def _places(self) -> set[Path]:
-        """Return the executors' directories of the query."""
+        """Return the query's directories of all executors."""
         try:
             query_id = json.loads((self._query / "metadata").read_text())["id"]
         except (FileNotFoundError, ValueError):
-            return set()  # not started, or its file is being written
+            return set()  # not started, or the file is being written
         kinds = (local_dirs.IN_MEMORY, local_dirs.ON_DISK)
         return {place for kind in kinds for place in self._user.glob(f"executor-*/{kind}/{query_id}")}

@@ -1,4 +1,4 @@
-"""The stateful query of the demo: running totals for each aircraft, carrier and route."""
+"""The demo's stateful query: running totals for each aircraft, carrier and route."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ OUTPUT = """kind string, name string, flights long, mean_dep_delay double, worst
 
 
 def running_totals(flights: DataFrame) -> DataFrame:
-    """Return the totals of every subject that a micro-batch touches, as of that micro-batch."""
+    """Return the new totals of every subject in a micro-batch."""
     subjects = F.array(
         F.struct(F.lit("aircraft").alias("kind"), F.col("tailnum").alias("name")),
         F.struct(F.lit("carrier").alias("kind"), F.col("carrier").alias("name")),
         F.struct(F.lit("route").alias("kind"), F.concat_ws("-", "origin", "dest").alias("name")),
     )
-    # A flight that was cancelled or diverted says nothing about where its aircraft is.
+    # The location of an aircraft is unknown after a cancelled or diverted flight.
     arrived = F.when(F.col("arr_delay").isNotNull(), F.struct("seq", "dest"))
     events = flights.select(
         F.inline(subjects), "dep_delay", "arr_delay", arrived["seq"].alias("seq"), arrived["dest"].alias("dest")
@@ -37,7 +37,7 @@ def running_totals(flights: DataFrame) -> DataFrame:
 
 
 def add_flights(batch: holdfast.ShardBatch) -> pa.Table:
-    """Add a micro-batch's flights to the totals of their subjects, for all subjects of a shard at once."""
+    """Add a micro-batch's flights to the totals of all subjects of a shard at once."""
     new, old = batch.groups, batch.state.get()
     totals = {
         "flights": _sum(old["flights"], new.count()),
@@ -54,7 +54,7 @@ def add_flights(batch: holdfast.ShardBatch) -> pa.Table:
 
 
 def with_means(totals: pa.Table) -> pa.Table:
-    """Return totals as they are shown: means instead of sums."""
+    """Return totals for output: means instead of sums."""
     means = {
         "mean_dep_delay": _mean(totals["dep_delay"], totals["departures"]),
         "mean_arr_delay": _mean(totals["arr_delay"], totals["arrivals"]),

@@ -1,1 +1,1 @@
-"""Exactly-once results: sinks in use, and one of your own."""
+"""Exactly-once results: programs that use a sink, and a custom sink."""

@@ -1,13 +1,13 @@
-"""Alerts to Kafka: each unusual payment is reported once, whoever is killed when.
+"""Alerts to Kafka: each unusual payment is reported exactly once, whatever is killed.
 
 ::
 
     make kafka                                      # in another terminal; run the export line that it prints
     python -m holdfast.examples.sinks.alerts
 
-A payment is unusual if it is ten times what the card paid on average before. Alerts are messages with the card as key
-and JSON as value; consumers set ``isolation.level=read_committed``. Stop it and start it with the ``ALERTS_FOLDER``
-that it prints: it goes on where it was, and no alert comes twice.
+A payment is unusual if it exceeds ten times the card's average so far. Alerts are messages with the card as key and
+JSON as value; consumers set ``isolation.level=read_committed``. Stop the program and start it with the
+``ALERTS_FOLDER`` that it printed: it continues without repeating an alert.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TIMES = 10
 
 
 def unusual_of_shard(batch: holdfast.ShardBatch) -> pa.Table:
-    """Compare the largest payment of each card with what it paid before."""
+    """Compare each card's largest payment with its earlier payments."""
     old = batch.state.get(default=0)
     paid, n = old["paid"], old["n"]
     batch.state.put(paid=pc.add(paid, batch.groups.sum("amount")), n=pc.add(n, batch.groups.count()))
@@ -42,7 +42,7 @@ def unusual_of_shard(batch: holdfast.ShardBatch) -> pa.Table:
 
 
 def alerts(payments: DataFrame) -> DataFrame:
-    """Return messages about unusual payments; `payments` has a card and an amount."""
+    """Return messages about unusual payments; `payments` has the columns card and amount."""
     found = (
         holdfast.stream(payments)
         .groupBy("card")
@@ -54,14 +54,14 @@ def alerts(payments: DataFrame) -> DataFrame:
 
 
 def start(payments: DataFrame, topic: str, servers: str, checkpoint: str) -> StreamingQuery:
-    """Write alerts to a topic, each once."""
+    """Write each alert exactly once to a topic."""
     sink = sinks.kafka("alerts", topic, servers=servers)
     writer = alerts(payments).writeStream.outputMode("append").option("checkpointLocation", checkpoint)
     return writer.foreachBatch(sinks.exactly_once(sink)).start()
 
 
 def main() -> None:
-    """Make payments up, of which some are unusual, until Ctrl-C."""
+    """Generate payments, some of them unusual, until Ctrl-C."""
     folder = os.environ.get("ALERTS_FOLDER") or tempfile.mkdtemp(prefix="holdfast-alerts-")
     with example_session() as spark:
         spark.conf.set("spark.holdfast.state.dir", f"{folder}/durable")
@@ -70,7 +70,7 @@ def main() -> None:
             "concat('card-', value % 50) AS card", "CAST(if(value % 997 = 0, 5000, 10) AS long) AS amount"
         )
         query = start(payments, os.environ["KAFKA_TOPIC"], os.environ["KAFKA_SERVERS"], f"{folder}/query")
-        print(f"ALERTS_FOLDER={folder} goes on with it")
+        print(f"to continue later, set ALERTS_FOLDER={folder}")
         query.awaitTermination()
 
 

@@ -1,15 +1,15 @@
-"""A sink of one's own: a folder of CSV files, of which a reader sees whole micro-batches.
+"""A custom sink: a folder of CSV files, of which readers see whole micro-batches.
 
 ::
 
     <folder>/part-<query>-<attempt>.csv      prepared; committed once a list names it
-             list-<query>-000000000007       a committed micro-batch: the names of its parts, one a line
+             list-<query>-000000000007       a committed micro-batch: the names of its parts, one per line
              header                          the columns
-             writer                          who writes here, and whom it has replaced, newest first
-             unfinished-*                    any of the last three, until it is whole
+             writer                          the query that writes here, and the queries it replaced, newest first
+             unfinished-*                    any of the last three before it is complete
 
-One rename makes a list, and with it the micro-batch, visible to `read`. Who reads the folder's parts without the lists
-also sees what was never committed.
+One rename makes a list, and with it the micro-batch, visible to `read`. Reading the parts without the lists also
+returns rows that were never committed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,7 @@ import pyarrow as pa
 import pyarrow.csv as csv
 
 from holdfast.errors import ConflictError, InvalidArgumentError, SchemaMismatchError, StateLostError, UnavailableError
-from holdfast.sinks import (
-    Handle,
-    SinkAttempt,
-    SinkQuery,
-    SinkTransaction,
-    TwoPhaseSink,
-)
+from holdfast.sinks import Handle, SinkAttempt, SinkQuery, SinkTransaction, TwoPhaseSink
 
 
 @dataclass(frozen=True)
@@ -41,20 +35,21 @@ class CsvFolder(TwoPhaseSink):
     name: str = "csv"
 
     def open(self, query: SinkQuery, schema: pa.Schema) -> int | None:
-        """Make the folder or check whose it is; its lists tell the newest micro-batch."""
+        """Create the folder or check its owner; return the newest committed micro-batch."""
         writers, columns = self._lines("writer"), str(schema).splitlines()
         if query.was_shown is not None and query.query_id not in writers:
-            message = "the query has decided micro-batches, and the folder knows none: another one, or emptied"
+            message = "the folder lacks micro-batches that the query committed: it was changed or emptied; restore it"
             raise StateLostError(message, folder=self.folder)
         if writers and writers[0] not in (query.query_id, query.replaces):
-            message = "another query writes to this folder; choose another folder, or say that this one replaces it"
+            message = "another query writes to this folder; choose a different folder, or set replaces"
             raise ConflictError(message, folder=self.folder, query=writers[0])
         if self._lines("header") not in ([], columns):
-            raise SchemaMismatchError("the folder's files have other columns; choose another", folder=self.folder)
+            message = "the folder's files have different columns; choose a different folder"
+            raise SchemaMismatchError(message, folder=self.folder)
         try:
             os.makedirs(self.folder, exist_ok=True)
         except OSError as exc:
-            raise InvalidArgumentError("the folder cannot be made; choose another", folder=self.folder) from exc
+            raise InvalidArgumentError("cannot create the folder; choose a different one", folder=self.folder) from exc
         for unfinished in Path(self.folder).glob("unfinished-*"):
             unfinished.unlink(missing_ok=True)
         self._make("header", columns)
@@ -63,27 +58,27 @@ class CsvFolder(TwoPhaseSink):
         return max((int(name.rpartition("-")[2]) for name in self._names(query, "list")), default=-1)
 
     def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
-        """Write to a file of the attempt's own."""
+        """Write to a file of this attempt."""
         return _Part(Path(self.folder, f"part-{attempt.query.query_id}-{attempt.attempt_id}.csv"), schema)
 
     def confirm(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
-        """Look whether all files are there."""
+        """Check that all files exist."""
         if missing := self._missing(handles):
-            raise UnavailableError("files are gone that were just written", batch=batch_id, files=missing)
+            raise UnavailableError("files that were just written are missing", batch=batch_id, files=missing)
 
     def commit(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
-        """Name the files in a list: the same list, if this is done again."""
+        """Name the files in a list; repeating the commit writes the same list."""
         if missing := self._missing(handles):
-            raise StateLostError("files of a decided micro-batch are gone", batch=batch_id, files=missing)
+            raise StateLostError("files of a decided micro-batch are missing", batch=batch_id, files=missing)
         self._make(f"list-{query.query_id}-{batch_id:012}", [str(handle["file"]) for handle in handles])
 
     def abort(self, query: SinkQuery, handles: Sequence[Handle]) -> None:
-        """Remove files."""
+        """Remove the files."""
         for handle in handles:
             self._path(handle).unlink(missing_ok=True)
 
     def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
-        """Return the files that no list names, half-written ones among them."""
+        """Return the files that no list names, including half-written files."""
         listed = {file for name in self._names(query, "list") for file in self._lines(name)}
         return [{"file": file} for file in self._names(query, "part") if file not in listed]
 
@@ -94,7 +89,7 @@ class CsvFolder(TwoPhaseSink):
         return [str(handle["file"]) for handle in handles if not self._path(handle).exists()]
 
     def _path(self, handle: Handle) -> Path:
-        # Only a name: what is stored must lead nowhere else.
+        # Only a name: a stored handle must not lead out of the folder.
         return Path(self.folder, os.path.basename(str(handle["file"])))
 
     def _lines(self, name: str) -> list[str]:
@@ -102,8 +97,8 @@ class CsvFolder(TwoPhaseSink):
         return path.read_text().splitlines() if path.exists() else []
 
     def _make(self, name: str, lines: Sequence[str]) -> None:
-        """Write a small file that is there as a whole or not at all, also after a power failure."""
-        # A name of its own: an older driver may be writing the same file.
+        """Write a small file atomically and durably."""
+        # Under a unique name: an older driver may be writing the same file.
         unfinished = Path(self.folder, f"unfinished-{secrets.token_hex(8)}")
         with unfinished.open("w") as file:
             file.writelines(f"{line}\n" for line in lines)
@@ -140,7 +135,7 @@ class _Part(SinkTransaction):
 
 
 def read(folder: str, schema: pa.Schema) -> pa.Table:
-    """Return the rows of the committed micro-batches."""
+    """Return the rows of all committed micro-batches."""
     files = [file for path in sorted(Path(folder).glob("list-*")) for file in path.read_text().splitlines()]
     types = csv.ConvertOptions(column_types=schema)
     return pa.concat_tables(

@@ -1,17 +1,17 @@
-"""A running total kept in PostgreSQL: one row a user, updated by each micro-batch exactly once.
+"""Running totals in PostgreSQL: one row per user, which each micro-batch updates exactly once.
 
 ::
 
     make postgres                                            # and in another shell, with the variables that it prints:
     python -m holdfast.examples.sinks.running_total
 
-Where the server is and who we are comes from libpq's environment (``PGHOST``, ``PGPASSWORD`` …), or from settings::
+Server and credentials come from libpq's environment (``PGHOST``, ``PGPASSWORD`` …), or from settings::
 
     spark.holdfast.sink.totals.host = db.example.com
     spark.holdfast.sink.totals.password = …
 
-The state has the totals; the table shows them. Each is written once per micro-batch, and both or neither survive: kill
-this program wherever you like, start it again with the same folder, and the table is what the state says.
+The table mirrors the totals in the state. Kill the program at any point and start it again with the same folder: the
+table matches the state.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TABLE = "running_totals"
 
 
 def add(batch: holdfast.ShardBatch) -> dict[str, pa.Array]:
-    """Add the payments of each user to what that user has spent, and return the new totals."""
+    """Add payments to each user's totals; return the new totals."""
     old = batch.state.get(default=0)
     payments = pc.add(old["payments"], batch.groups.count())
     cents = pc.add(old["cents"], batch.groups.sum("cents"))
@@ -48,7 +48,7 @@ def add(batch: holdfast.ShardBatch) -> dict[str, pa.Array]:
 
 
 def running_totals(spent: DataFrame) -> DataStreamWriter:
-    """Return the writer of a query that keeps the total of each user in the table."""
+    """Return the writer of a query that keeps each user's totals in the table."""
     totals = (
         holdfast.stream(spent)
         .groupBy("user_name")
@@ -59,7 +59,7 @@ def running_totals(spent: DataFrame) -> DataStreamWriter:
 
 
 def main(folder: Path) -> None:
-    """Run two micro-batches, and print the table after them."""
+    """Run two micro-batches, then print the table."""
     with example_session() as spark:
         spark.conf.set("spark.holdfast.state.dir", f"{folder}/state")
         rows = [("ann", 500), ("bob", 250), ("ann", 1000)], [("bob", 50), ("eve", 7)]

@@ -1,11 +1,11 @@
-"""A Delta table that is the image of a query's state: one row for each key, as of whole micro-batches.
+"""A Delta table that mirrors a query's state: one row per key, as of whole micro-batches.
 
 ::
 
     python -m holdfast.examples.sinks.state_image <folder of JSON lines: account, amount> <table> <working folder>
 
-Each micro-batch's changed totals take the place of the old ones in one Delta transaction. Who reads the table sees the
-totals after some micro-batch, never between two; killed at any moment and started again, it goes on exactly there.
+Each micro-batch replaces the changed totals in one Delta transaction, so readers see the totals after a whole
+micro-batch. A query that was killed and restarted continues exactly where it stopped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def running_total(key: Any, frames: Iterable[pd.DataFrame], state: GroupState) -
 
 
 def image_of_totals(spark: SparkSession, source: str, table: str, folder: str) -> DataStreamWriter:
-    """Return the query; it is started by ``start()``."""
+    """Return the query, to be started with ``start()``."""
     spark.conf.set("spark.holdfast.state.dir", f"{folder}/state")
     amounts = spark.readStream.schema("account string, amount long").json(source)
     totals = (

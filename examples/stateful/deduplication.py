@@ -4,13 +4,13 @@
 
     python -m holdfast.examples.stateful.deduplication
 
-prints each order when it is first delivered, by a `StatefulProcessor` and for all orders of a shard at once; in one
-line it is ``dropDuplicates(["id"], ttl="1 day")``::
+prints each order at its first delivery, by a `StatefulProcessor` and vectorised; as an operator it is
+``dropDuplicates(["id"], ttl="1 day")``::
 
     micro-batch 0: {'id': 17, 'item': 'tea', 'delivery': 1}
 
-An order that was seen is forgotten after a day, so that state does not grow for ever. That day is one of processing
-time: of the clock by which Spark plans micro-batches, not of the orders' own.
+Orders expire after a day, so that the state does not grow forever. That is processing time, the clock of Spark's
+micro-batches, not event time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DAY_MS = 24 * 3_600_000
 
 
 class FirstDeliveries(StatefulProcessor):
-    """Remembers for a day that an order was seen."""
+    """Keeps the first delivery of an order for a day."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.seen = handle.getValueState("seen", "delivery long", ttlDurationMs=DAY_MS)
@@ -44,13 +44,12 @@ class FirstDeliveries(StatefulProcessor):
 
 
 def first_deliveries(orders: DataFrame) -> DataFrame:
-    """Return each order once, by key."""
     ids = holdfast.stream(orders).groupBy("id")
     return ids.transformWithState(FirstDeliveries(), ORDERS, "append", "ProcessingTime", name="orders")
 
 
 def first_deliveries_of_shard(batch: holdfast.ShardBatch) -> pa.Table:
-    """Keep what comes first of the orders that have no state."""
+    """Return the first deliveries of orders without state."""
     is_new = pc.invert(batch.state.exists())
     first = {name: batch.groups.first(name, order_by="delivery") for name in ("item", "delivery")}
     batch.state.put(delivery=first["delivery"], where=is_new)
@@ -58,7 +57,7 @@ def first_deliveries_of_shard(batch: holdfast.ShardBatch) -> pa.Table:
 
 
 def vectorised_first_deliveries(orders: DataFrame) -> DataFrame:
-    """Return the same, for all orders of a shard at once; what has expired goes when the shard has rows again."""
+    """Vectorised; expired state is removed at the shard's next call."""
     seen = holdfast.StateTable("delivery long", ttl="1 day")
     ids = holdfast.stream(orders).groupBy("id")
     return ids.applyInArrowWithState(first_deliveries_of_shard, ORDERS, seen, "append", name="orders")
@@ -72,7 +71,6 @@ BATCHES: list[MicroBatch] = [
 
 
 def main() -> None:
-    """Run both forms."""
     run_both(first_deliveries, vectorised_first_deliveries, ORDERS, BATCHES, ends=False)
 
 

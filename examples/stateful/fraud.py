@@ -1,16 +1,16 @@
-"""Fraud: payments by card that nobody confirms.
+"""Fraud: unconfirmed card payments.
 
 ::
 
     python -m holdfast.examples.stateful.fraud
 
-prints an alert when the payments of a card that wait for their confirmation exceed 1,000.00, and when a payment has
-waited for five minutes; by a `StatefulProcessor` and for all cards of a shard at once::
+prints an alert when the unconfirmed payments of a card exceed 1,000.00, and when a payment has been unconfirmed for
+five minutes, by a `StatefulProcessor` and vectorised::
 
     micro-batch 3: {'card': 'c1', 'alert': 'not confirmed', 'payment': 'p1', 'cents': 40000}
 
-The two halves of a payment may come in any order, so whichever comes first is kept and the other one takes it away. The
-five minutes are event time: they are over when the watermark, one minute behind the newest row, says so.
+A payment and its confirmation may arrive in any order: the first one is kept until the second one removes it. The five
+minutes are event time: they end when the watermark, one minute behind the newest row, has passed them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import holdfast
-from holdfast.examples.stateful.entries import behind_keys, store_entries, stored_entries
+from holdfast.examples.stateful.entries import store_entries, stored_entries, with_keys
 from holdfast.examples.stateful.local import MicroBatch, at, run_both
 
-# A payment has an amount, its confirmation has none.
+# Payments have an amount, confirmations have none.
 EVENTS = "card string, payment string, cents long, at timestamp"
 ALERTS = "card string, alert string, payment string, cents long"
 STATE = "waiting array<struct<payment: string, cents: long, due_ms: long>>"
@@ -38,7 +38,7 @@ LIMIT_CENTS = 100_000
 
 
 class Watch(StatefulProcessor):
-    """Keeps in a map what waits for its other half; each entry has a timer."""
+    """Keeps payments and confirmations without their counterpart in a map, each with a timer."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.handle = handle
@@ -65,17 +65,16 @@ class Watch(StatefulProcessor):
 
 
 def alerts(events: DataFrame) -> DataFrame:
-    """Return the alerts of each card, by key."""
     cards = holdfast.stream(_timed(events)).groupBy("card")
     return cards.transformWithState(Watch(), ALERTS, "append", "EventTime", name="alerts")
 
 
 def alerts_of_shard(batch: holdfast.ShardBatch) -> pa.Table:
-    """Put what waits and what comes of all cards together; what is there once goes on waiting."""
-    come = batch.rows.select(["payment", "cents"])
-    come = come.append_column("due_ms", pc.add(batch.rows["at_ms"], WAIT_MS))
-    come = come.append_column("key", pa.array(batch.groups.index))
-    halves = pa.concat_tables([stored_entries(batch, "waiting"), come]).to_pandas(types_mapper=pd.ArrowDtype)
+    """Combine stored and new rows of all cards; rows without a counterpart keep waiting."""
+    new = batch.rows.select(["payment", "cents"])
+    new = new.append_column("due_ms", pc.add(batch.rows["at_ms"], WAIT_MS))
+    new = new.append_column("key", pa.array(batch.groups.index))
+    halves = pa.concat_tables([stored_entries(batch, "waiting"), new]).to_pandas(types_mapper=pd.ArrowDtype)
     waiting = halves[~halves.duplicated(["key", "payment"], keep=False)].sort_values(["key", "payment"])
     is_due = waiting["due_ms"] <= batch.watermark_ms
     left = waiting[~is_due]
@@ -89,11 +88,10 @@ def alerts_of_shard(batch: holdfast.ShardBatch) -> pa.Table:
 
 def _alerts(batch: holdfast.ShardBatch, found: pd.DataFrame) -> pa.Table:
     types = pa.schema({"alert": pa.string(), "payment": pa.string(), "cents": pa.int64(), "key": pa.int64()})
-    return behind_keys(batch, pa.Table.from_pandas(found, types, preserve_index=False))
+    return with_keys(batch, pa.Table.from_pandas(found, types, preserve_index=False))
 
 
 def vectorised_alerts(events: DataFrame) -> DataFrame:
-    """Return the same, for all cards of a shard at once."""
     cards = holdfast.stream(_timed(events)).groupBy("card")
     return cards.applyInArrowWithState(alerts_of_shard, ALERTS, STATE, "append", name="alerts", timeMode="EventTime")
 
@@ -111,7 +109,6 @@ BATCHES: list[MicroBatch] = [
 
 
 def main() -> None:
-    """Run both forms."""
     run_both(alerts, vectorised_alerts, EVENTS, BATCHES)
 
 

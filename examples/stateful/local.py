@@ -1,4 +1,4 @@
-"""Runs an example on this machine: a file for each micro-batch goes in, and what comes out is printed."""
+"""Runs an example on this machine: reads a file per micro-batch and prints the results."""
 
 from __future__ import annotations
 
@@ -24,32 +24,31 @@ if TYPE_CHECKING:
     Query = Callable[[DataFrame], DataFrame]
 
 MicroBatch = list[tuple[Any, ...]]
-# Processors need it; it keeps a pointer for each shard.
+# Processors need it; it keeps a pointer per shard.
 _STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _FIRST_FILE_S = 1_700_000_000
 
 
 def at(hour: int, minute: int, second: int = 0) -> datetime:
-    """Return a time of the day on which the examples play."""
     return datetime(2026, 3, 2, hour, minute, second, tzinfo=UTC)
 
 
 def run_both(
     by_key: Query, vectorised: Query, columns: str, batches: Sequence[MicroBatch], *, ends: bool = True
 ) -> None:
-    """Run both forms of a query, and print what each micro-batch gives."""
+    """Run both forms of a query and print the rows of each micro-batch."""
     with tempfile.TemporaryDirectory() as folder, example_session() as spark:
-        for query, its_end in ((by_key, ends), (vectorised, True)):
+        for query, query_ends in ((by_key, ends), (vectorised, True)):
             print(query.__name__)
             spark.conf.set("spark.holdfast.state.dir", f"{folder}/state-of-{query.__name__}")
-            for number, rows in enumerate(run(spark, query, columns, batches, Path(folder), ends=its_end)):
+            for number, rows in enumerate(run(spark, query, columns, batches, Path(folder), ends=query_ends)):
                 for row in rows:
                     print(f"  micro-batch {number}: {row.asDict()}")
 
 
 @contextmanager
 def example_session() -> Iterator[SparkSession]:
-    """Give an example a quiet session with two task slots; end the program in a few lines if a query fails."""
+    """Yield a quiet session with two task slots; if a query fails, exit with a short explanation."""
     ensure_java()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark.errors import StreamingQueryException
@@ -75,9 +74,9 @@ def example_session() -> Iterator[SparkSession]:
 def run(
     spark: SparkSession, query: Query, columns: str, batches: Sequence[MicroBatch], folder: Path, *, ends: bool = True
 ) -> list[list[Row]]:
-    """Run a query over micro-batches, and return its rows by micro-batch.
+    """Run a query over micro-batches and return its rows by micro-batch.
 
-    A query with processing time does not end by itself (`ends`): it is stopped when it has read everything.
+    Without `ends`, as for processing time, the query does not end by itself and is stopped when it has read all files.
     """
     _write(batches, columns, folder / "input")
     source = spark.readStream.schema(columns).option("maxFilesPerTrigger", 1).parquet(str(folder / "input"))
@@ -98,13 +97,12 @@ def run(
 
 
 def tables(batches: Sequence[MicroBatch], columns: str) -> list[pa.Table]:
-    """Return micro-batches as Arrow tables."""
     names = [column.split()[0] for column in columns.split(", ")]
     return [pa.table(dict(zip(names, zip(*batch, strict=True), strict=True))) for batch in batches]
 
 
 def _write(batches: Sequence[MicroBatch], columns: str, folder: Path) -> None:
-    """Write a file for each micro-batch; Spark reads them in the order of their times."""
+    """Write a file per micro-batch; Spark reads files by modification time."""
     folder.mkdir(exist_ok=True)
     for number, rows in enumerate(tables(batches, columns)):
         path = folder / f"{number:03d}.parquet"

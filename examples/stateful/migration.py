@@ -1,17 +1,17 @@
-"""Migration: a query on Spark's own operator goes on with holdfast, with the state that it has.
+"""Migration: moves a query from Spark's own operator to holdfast, with its state.
 
 ::
 
     python -m holdfast.examples.stateful.migration
 
-runs a query with Spark's `transformWithState`, stops it, and goes on with a new query on holdfast, whose initial state
-is what Spark's `statestore` source reads of the old one::
+runs a query with Spark's `transformWithState`, stops it, and continues with a new query on holdfast, whose initial
+state is the old state as Spark's `statestore` source reads it::
 
     on holdfast: {'user': 'ann', 'visits': 4, 'pages': 3}
 
-The processor is the same; `handleInitialState` is what it needs in addition. The new query has a checkpoint location of
-its own, and reads what the old one has not read: here files in another folder. A source with offsets, such as Kafka,
-begins at those in the last file of ``<old checkpoint>/offsets`` that ``commits`` has, too.
+The processor is the same, plus `handleInitialState`. The new query has a new checkpoint location and reads only new
+input, here files in a different folder. A source with offsets, such as Kafka, starts at the offsets in the last file of
+``<old checkpoint>/offsets`` that ``commits`` has, too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VISITS = "user string, visits long, pages long"
 
 
 class Visits(StatefulProcessor):
-    """Counts the clicks of a user, and on how many pages they were."""
+    """Counts a user's clicks and distinct pages."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.visits = handle.getValueState("visits", "n long")
@@ -56,18 +56,18 @@ class Visits(StatefulProcessor):
 
 
 def visits_on_spark(clicks: DataFrame) -> DataFrame:
-    """Return the query as it was."""
+    """Return the old query."""
     return clicks.groupBy("user").transformWithState(Visits(), VISITS, "append", "None")
 
 
 def visits(clicks: DataFrame, known: GroupedData | None = None) -> DataFrame:
-    """Return the query as it goes on; `known` is the state to begin with, and is not needed at a restart."""
+    """Return the new query; `known` is its initial state, which a restart does not need."""
     users = holdfast.stream(clicks).groupBy("user")
     return users.transformWithState(Visits(), VISITS, "append", "None", initialState=known, name="visits")
 
 
 def state_on_spark(spark: SparkSession, checkpoint: Path) -> GroupedData:
-    """Return the state of the old query as rows for `Visits.handleInitialState`: a total, or a page, of a user."""
+    """Return the old query's state as rows for `Visits.handleInitialState`: a user's total or one of a user's pages."""
 
     def variable(name: str) -> DataFrame:
         return spark.read.format("statestore").option("stateVarName", name).load(str(checkpoint))
@@ -88,21 +88,21 @@ AFTER: list[MicroBatch] = [
 
 
 def migrate(spark: SparkSession, folder: Path) -> tuple[list[list[Row]], list[list[Row]]]:
-    """Run the old query and then the new one; return their rows by micro-batch."""
+    """Run the old query, then the new query; return their rows by micro-batch."""
     old, new = folder / "old", folder / "new"
     old.mkdir()
     new.mkdir()
     first = run(spark, visits_on_spark, CLICKS, BEFORE, old)
     known = state_on_spark(spark, old / visits_on_spark.__name__)
 
-    def going_on(clicks: DataFrame) -> DataFrame:
+    def migrated(clicks: DataFrame) -> DataFrame:
         return visits(clicks, known)
 
-    return first, run(spark, going_on, CLICKS, AFTER, new)
+    return first, run(spark, migrated, CLICKS, AFTER, new)
 
 
 def main() -> None:
-    """Migrate, and print what both queries give."""
+    """Migrate, and print the rows of both queries."""
     with tempfile.TemporaryDirectory() as folder, example_session() as spark:
         spark.conf.set("spark.holdfast.state.dir", f"{folder}/state")
         for engine, batches in zip(("Spark", "holdfast"), migrate(spark, Path(folder)), strict=True):

@@ -1,17 +1,17 @@
-"""Sessions: the clicks of a user, none of them more than half an hour after the one before.
+"""Sessions: a user's clicks with gaps of at most half an hour.
 
 ::
 
     python -m holdfast.examples.stateful.sessions
 
-prints each session in the micro-batch in which it is over, by a `StatefulProcessor` and for all users of a shard at
-once; `sessions_by_operator` is the same in one line::
+prints each session when it has ended, by a `StatefulProcessor` and vectorised; `sessions_by_operator` does the same
+with an operator::
 
     micro-batch 3: {'user': 'ann', 'first_ms': 1772442000000, 'last_ms': 1772444400000, 'clicks': 3}
 
-Clicks come out of order: ann's of 9:20 comes last, and makes one session of two. So a session is over only when no
-click can join it any more: when the watermark, which is ten minutes behind the newest click, has passed its last click
-by half an hour. Until then a user may have several open sessions. Clicks behind the watermark are dropped.
+Clicks arrive out of order: ann's click of 9:20 arrives last and joins two sessions. So a session ends only when no more
+click can join it: when the watermark, ten minutes behind the newest click, is half an hour past its last click. Until
+then a user may have several open sessions. Clicks behind the watermark are dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import holdfast
-from holdfast.examples.stateful.entries import behind_keys, store_entries, with_stored
+from holdfast.examples.stateful.entries import store_entries, with_keys, with_stored
 from holdfast.examples.stateful.local import MicroBatch, at, run_both
 
 CLICKS = "user string, at timestamp"
@@ -37,7 +37,7 @@ GAP_MS = 30 * 60_000
 
 
 class Sessions(StatefulProcessor):
-    """Keeps a user's open sessions in a list; a timer ends each."""
+    """Keeps a user's open sessions in a list, each with a timer for its end."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.handle = handle
@@ -71,13 +71,12 @@ class Sessions(StatefulProcessor):
 
 
 def sessions(clicks: DataFrame) -> DataFrame:
-    """Return the sessions of each user, by key."""
     users = holdfast.stream(_timed(clicks)).groupBy("user")
     return users.transformWithState(Sessions(), SESSIONS, "append", "EventTime", name="sessions")
 
 
 def sessions_of_shard(batch: holdfast.ShardBatch) -> pa.Table:
-    """Sort the open sessions and the clicks of all users together, and cut where the gap is too long."""
+    """Sort the open sessions and clicks of all users together, and split them at gaps that are too long."""
     clicks = pd.DataFrame(dict.fromkeys(["first_ms", "last_ms"], batch.rows["at_ms"].to_numpy())).assign(clicks=1)
     parts = with_stored(batch, "open", clicks).sort_values(["key", "first_ms"])
     last_ms = parts.groupby("key")["last_ms"].cummax().shift()
@@ -85,11 +84,10 @@ def sessions_of_shard(batch: holdfast.ShardBatch) -> pa.Table:
     found = parts.groupby(begins.cumsum()).agg({"first_ms": "first", "last_ms": "max", "clicks": "sum", "key": "first"})
     left = found[found["last_ms"] + GAP_MS > batch.watermark_ms]
     store_entries(batch, "open", left, due_ms=left["last_ms"] + GAP_MS)
-    return behind_keys(batch, found.drop(left.index))
+    return with_keys(batch, found.drop(left.index))
 
 
 def vectorised_sessions(clicks: DataFrame) -> DataFrame:
-    """Return the same, for all users of a shard at once."""
     users = holdfast.stream(_timed(clicks)).groupBy("user")
     return users.applyInArrowWithState(
         sessions_of_shard, SESSIONS, STATE, "append", name="sessions", timeMode="EventTime"
@@ -97,7 +95,7 @@ def vectorised_sessions(clicks: DataFrame) -> DataFrame:
 
 
 def sessions_by_operator(clicks: DataFrame) -> DataFrame:
-    """Return the same by an operator in one line, with times as timestamps."""
+    """Return the same sessions with times as timestamps."""
     users = holdfast.stream(clicks.withWatermark("at", "10 minutes")).groupBy("user")
     return users.session("at", "30 minutes").agg(
         first=holdfast.min("at"), last=holdfast.max("at"), clicks=holdfast.count()
@@ -117,7 +115,6 @@ BATCHES: list[MicroBatch] = [
 
 
 def main() -> None:
-    """Run both forms."""
     run_both(sessions, vectorised_sessions, CLICKS, BATCHES)
 
 

@@ -4,13 +4,12 @@
 
     python -m holdfast.examples.stateful.top_bids
 
-prints them by a `StatefulProcessor` and for all auctions of a shard at once; in one line it is
+prints them by a `StatefulProcessor` and vectorised; as an operator it is
 ``groupBy("auction").top(3, by=["price", "bidder"], ascending=[False, True])``::
 
     micro-batch 0: {'auction': 1, 'place': 1, 'bidder': 'bob', 'price': 30}
 
-Of equal bids that of the bidder who comes first in the alphabet is the higher one, so that the result does not depend
-on the order in which bids come.
+Equal bids are ranked by bidder, so that the result does not depend on the order of arrival.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import holdfast
-from holdfast.examples.stateful.entries import behind_keys, store_entries, with_stored
+from holdfast.examples.stateful.entries import store_entries, with_keys, with_stored
 from holdfast.examples.stateful.local import MicroBatch, run_both
 
 BIDS = "auction long, bidder string, price long"
@@ -33,7 +32,7 @@ PLACES = 3
 
 
 class TopBids(StatefulProcessor):
-    """Keeps the highest bids of an auction in a list, highest first."""
+    """Keeps the highest bids of an auction in a list, in descending order."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.top = handle.getListState("top", "price long, bidder string")
@@ -49,25 +48,24 @@ class TopBids(StatefulProcessor):
 
 
 def top_bids(bids: DataFrame) -> DataFrame:
-    """Return the highest bids of each auction that a micro-batch has changed, by key."""
+    """Return the highest bids of each auction when a micro-batch changes them."""
     auctions = holdfast.stream(bids).groupBy("auction")
     return auctions.transformWithState(TopBids(), TOP, "append", "None", name="top")
 
 
 def top_bids_of_shard(batch: holdfast.ShardBatch) -> pa.Table:
-    """Rank stored and new bids of all auctions together; where a new one is in the top, the top has changed."""
+    """Rank stored and new bids of all auctions together; the top changes if it contains a new bid."""
     new = batch.rows.select(["price", "bidder"]).to_pandas().assign(is_new=1)
-    bids = with_stored(batch, "top", new)  # of equal bids, stored ones stand first, and stay there
+    bids = with_stored(batch, "top", new)  # equal bids keep this order: stored ones first
     bids = bids.sort_values(["key", "price", "bidder"], ascending=[True, False, True])
     bids["place"] = bids.groupby("key").cumcount().astype("int32") + 1
     top = bids[bids["place"] <= PLACES]
     store_entries(batch, "top", top[["price", "bidder", "key"]])
     has_changed = top.groupby("key")["is_new"].transform("any")
-    return behind_keys(batch, top.loc[has_changed, ["place", "bidder", "price", "key"]])
+    return with_keys(batch, top.loc[has_changed, ["place", "bidder", "price", "key"]])
 
 
 def vectorised_top_bids(bids: DataFrame) -> DataFrame:
-    """Return the same, for all auctions of a shard at once."""
     auctions = holdfast.stream(bids).groupBy("auction")
     return auctions.applyInArrowWithState(top_bids_of_shard, TOP, STATE, "append", name="top")
 
@@ -80,7 +78,6 @@ BATCHES: list[MicroBatch] = [
 
 
 def main() -> None:
-    """Run both forms."""
     run_both(top_bids, vectorised_top_bids, BIDS, BATCHES)
 
 

@@ -1,11 +1,11 @@
-"""Where the demo's results go: plain files, or one of holdfast's sinks; and how somebody else reads them there.
+"""The destinations of the demo's results, plain files or one of holdfast's sinks, and their independent readers.
 
 ::
 
-    base.py       what the places have in common; `OutputFiles`: a folder a micro-batch, written by Spark
+    base.py       the common interface; `OutputFiles`: a folder per micro-batch, written by Spark
     files.py      a Delta table, read by deltalake; Parquet files, read by ``sinks.read_parquet``
-    postgres.py   a table in a schema of its own, read by psycopg
+    postgres.py   a table in a new schema, read by psycopg
     kafka.py      a topic, read by a consumer of committed messages
-    looking.py    what a reader finds at the kill and at the end, and what it must find
-    places.py     the places by name
+    looking.py    compares what a reader finds, at the kill and at the end, with what it must find
+    places.py     the destinations by name
 """

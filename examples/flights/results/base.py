@@ -1,4 +1,4 @@
-"""What all places of results have in common, and the plain one, files that Spark writes."""
+"""The interface of all destinations of results, and the plain one: files that Spark writes."""
 
 from __future__ import annotations
 
@@ -21,75 +21,62 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Writer: TypeAlias = "Callable[[DataFrame, int], None]"
-#: Options of the demo's sink are set below this.
+#: Prefix of the settings for the demo's sink.
 SINK_OPTIONS = "spark.holdfast.sink.demo."
 COLUMNS = ("batch", "kind", "name", *TOTALS)
 PATIENCE_S = 10
 
 
 class Results(ABC):
-    """Where results go.
+    """A destination of results.
 
     Parameters
     ----------
     output : pathlib.Path
-        A folder in the work directory, which is theirs.
+        Its folder in the work directory.
     run : str
-        Tells this run of the demo from all others.
+        Identifies this run of the demo.
     options : mapping of str to str
-        What is set below `SINK_OPTIONS`.
-
-    Attributes
-    ----------
-    called : str
-        What they are, in words.
+        The settings below `SINK_OPTIONS`.
     """
 
-    called: ClassVar[str]
+    called: ClassVar[str]  #: The destination in words
 
     def __init__(self, output: Path, run: str, options: Mapping[str, str]) -> None:
         self.output, self.run, self.options = output, run, options
 
     @property
     def where(self) -> str:
-        """Where they are, in words."""
+        """The location in words."""
         return f"{self.called} {self.output}"
 
     def settings(self) -> dict[str, str]:
-        """Return what Spark's session needs for them."""
+        """Return the Spark settings that the destination needs."""
         return {}
 
     def prepare(self) -> None:  # noqa: B027  optional
-        """Look, before anything is started, whether results can go there.
+        """Check, before anything starts, that results can be written.
 
-        Raises
-        ------
-        InvalidArgumentError
-            A package or a server is missing; the message says how to get it.
+        Raises `InvalidArgumentError` with a remedy if a package or a server is missing.
         """
 
     @abstractmethod
     def writer(self, before: int = 0) -> Writer:
-        """Return the function for Spark's ``foreachBatch``, of a query that goes on after so many micro-batches."""
+        """Return the function for Spark's ``foreachBatch``; `before` micro-batches precede the query's own."""
 
     @abstractmethod
     def read(self) -> pd.DataFrame:
-        """Return all rows that a reader sees, micro-batch by micro-batch."""
+        """Return all rows that a reader sees, ordered by micro-batch."""
 
     def look(self, query: Path, open_state_dir: Callable[[], ObjectStorage]) -> Look | None:
-        """Return what is there while no driver runs, if each micro-batch is there once also at such a moment.
+        """Read the results while no driver runs; None if they are exactly-once only at the end.
 
-        Parameters
-        ----------
-        query : pathlib.Path
-            Spark's checkpoint location.
-        open_state_dir : callable
-            Opens the state directory.
+        `query` is Spark's checkpoint location; `open_state_dir` opens the state directory.
         """
         return None
 
     def checks(self, flights: pd.DataFrame, expected: pd.DataFrame, batches: int) -> list[Check]:
-        """Compare with plain pandas what is there at the end, after so many micro-batches."""
+        """Compare the results after the last of `batches` micro-batches with plain pandas."""
         return [self._newest(self.read(), expected)]
 
     def _newest(self, rows: pd.DataFrame, expected: pd.DataFrame) -> Check:
@@ -97,7 +84,7 @@ class Results(ABC):
         return Check("equal", f"{self.called} and plain pandas, all {len(expected):,} subjects, all totals", wrong)
 
     def remove(self, query_id: str | None) -> None:  # noqa: B027  optional
-        """Remove what is outside of the work directory; `query_id` is Spark's, if the query has begun."""
+        """Remove data outside the work directory; `query_id` is Spark's id, if the query has started."""
 
 
 class OutputFiles(Results):
@@ -111,13 +98,13 @@ class OutputFiles(Results):
 
     def writer(self, before: int = 0) -> Writer:
         def write(rows: DataFrame, batch_id: int) -> None:
-            # Overwritten when a micro-batch is repeated, so the output holds each one once, too.
+            # A repeated micro-batch overwrites its output.
             rows.coalesce(1).write.mode("overwrite").parquet(str(self.output / f"batch={batch_id}"))
 
         return write
 
     def read(self) -> pd.DataFrame:
-        # Then those of a restored query, whose micro-batches have numbers of their own.
+        # A restored query's output follows, since its numbers start at 0 again.
         outputs = sorted(self.output.parent.glob(f"{self.output.name}*"))
         folders = [folder for output in outputs for folder in sorted(output.glob("batch=*"), key=_number)]
         return pd.concat([pq.read_table(str(folder), partitioning=None).to_pandas() for folder in folders])
@@ -128,17 +115,9 @@ def _number(folder: Path) -> int:
 
 
 class SinkResults(Results):
-    """A sink that shows each micro-batch once.
+    """An exactly-once sink, under a new name for each run of the demo."""
 
-    Attributes
-    ----------
-    reader : str
-        Who reads it, in words.
-    name : str
-        The sink's: another one in each run, as another query writes.
-    """
-
-    reader: ClassVar[str]
+    reader: ClassVar[str]  #: The independent reader in words
 
     def __init__(self, output: Path, run: str, options: Mapping[str, str]) -> None:
         super().__init__(output, run, options)
@@ -152,7 +131,7 @@ class SinkResults(Results):
 
     @abstractmethod
     def sink(self) -> sinks.TwoPhaseSink:
-        """Return the sink."""
+        """Return the sink of this destination."""
 
     def writer(self, before: int = 0) -> Writer:
         from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
@@ -161,7 +140,7 @@ class SinkResults(Results):
         return lambda rows, batch_id: write(self.shape(rows.withColumn("batch", F.lit(before + batch_id))), batch_id)
 
     def shape(self, rows: DataFrame) -> DataFrame:
-        """Return rows as the sink takes them."""
+        """Return rows in the sink's schema."""
         return rows
 
     def read(self) -> pd.DataFrame:
@@ -182,7 +161,7 @@ class SinkResults(Results):
         """Return all rows that the reader sees, in any order."""
 
     def remove(self, query_id: str | None) -> None:
-        """Give up what a query that failed has left half-done."""
+        """Abort the leftovers of a failed query."""
         if query_id is not None:
             query = sinks.SinkQuery(self.name, query_id, None, self.options)
             self.sink().abort(query, self.sink().leftovers(query))

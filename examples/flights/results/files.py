@@ -29,7 +29,7 @@ class DeltaResults(SinkResults):
 
 
 class ParquetResults(SinkResults):
-    """Files, and manifests that say which of them count."""
+    """Parquet files, with manifests that list the committed files."""
 
     called, reader = "Parquet files", "read_parquet"
 

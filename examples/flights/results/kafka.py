@@ -1,4 +1,4 @@
-"""Results as messages of a topic that is there; they stay in it."""
+"""Results as messages in an existing topic, where they remain."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class KafkaResults(SinkResults):
-    """Messages of JSON, by the subject's kind and name."""
+    """JSON messages with the subject's kind and name as key."""
 
     called, reader = "Kafka topic", "a read_committed consumer"
 
@@ -29,7 +29,7 @@ class KafkaResults(SinkResults):
         servers = os.environ.get("KAFKA_SERVERS")
         super().__init__(output, run, {**({"bootstrap.servers": servers} if servers else {}), **options})
         self.topic = os.environ.get("KAFKA_TOPIC", "")
-        # By partition; what stands before is of others.
+        # The first offset of each partition; earlier messages are not the demo's.
         self._begin: dict[int, int] = {}
 
     @property
@@ -55,23 +55,23 @@ class KafkaResults(SinkResults):
             return pd.DataFrame([json.loads(value) for value in _values(consumer, partitions)], columns=list(COLUMNS))
 
     def remove(self, query_id: str | None) -> None:
-        """Give up what is half-done, and remove the sink's mark. The messages stay: the topic is the user's."""
+        """Abort leftovers and remove the sink's consumer group; messages remain in the user's topic."""
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
         super().remove(query_id)
         mark = f"holdfast.{self.name}"
-        # In a variable: nothing is answered once the client is gone.
+        # Kept in a variable: a request fails when its client is garbage collected.
         admin = AdminClient({**self.options, "log_level": 0})
         try:
-            with suppress(KafkaException):  # there is none if the query has not begun
+            with suppress(KafkaException):  # there is none if the query has not started
                 admin.delete_consumer_groups([mark])[mark].result(PATIENCE_S)
         except TimeoutError:
             raise UnavailableError("Kafka does not answer", waited_s=PATIENCE_S, consumer_group=mark) from None
 
     @contextmanager
     def _consumer(self) -> Iterator[tuple[confluent_kafka.Consumer, Sequence[confluent_kafka.TopicPartition]]]:
-        """Give a consumer and the topic's partitions, where the demo's messages begin."""
+        """Yield a consumer and the topic's partitions, starting at the demo's messages."""
         import confluent_kafka as kafka
 
         ours = {
@@ -94,8 +94,8 @@ class KafkaResults(SinkResults):
 
     def _nowhere(self, problem: str) -> InvalidArgumentError:
         return InvalidArgumentError(
-            "no Kafka for the demo. `make kafka` starts one and prints what to type; or set KAFKA_SERVERS and "
-            f"KAFKA_TOPIC, and what else your brokers need by --conf {SINK_OPTIONS}security.protocol=… and so on",
+            "the demo found no Kafka: `make kafka` starts a broker and prints what to type; or set KAFKA_SERVERS and "
+            f"KAFKA_TOPIC, and other options of your brokers by --conf {SINK_OPTIONS}security.protocol=… and so on",
             problem=problem,
             servers=self.options.get("bootstrap.servers"),
             topic=self.topic or None,
@@ -105,7 +105,7 @@ class KafkaResults(SinkResults):
 def _values(
     consumer: confluent_kafka.Consumer, partitions: Sequence[confluent_kafka.TopicPartition]
 ) -> Iterator[bytes]:
-    """Give the values of all messages up to the last that is committed."""
+    """Yield the values of all committed messages."""
     from confluent_kafka import KafkaError
 
     consumer.assign(list(partitions))
@@ -121,4 +121,4 @@ def _values(
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
                 ended.add(message.partition())
             else:
-                raise UnavailableError("Kafka refuses the messages of a topic", problem=error.str())
+                raise UnavailableError("Kafka does not return the topic's messages", problem=error.str())

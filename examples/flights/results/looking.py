@@ -1,8 +1,7 @@
-"""What a reader finds in a sink, at the kill and at the end, and what it must find.
+"""Compares what a reader finds in a sink, at the kill and at the end, with what it must find.
 
-Each row of the results carries the number of its micro-batch, and the number of flights that its subject had by then.
-So all that must be there follows from the flights, by plain pandas, and from where one micro-batch ended and the next
-one began.
+Each row of the results has the number of its micro-batch and its subject's number of flights so far. So plain pandas
+can compute all expected rows from the flights and the boundaries of micro-batches.
 """
 
 from __future__ import annotations
@@ -25,43 +24,31 @@ _ROW = ["batch", "kind", "name", "flights"]
 
 @dataclass(frozen=True)
 class Look:
-    """What was found when the driver was dead, and no other one started.
+    """The results as read while no driver was running."""
 
-    Attributes
-    ----------
-    rows : pandas.DataFrame
-        What the reader saw.
-    ended : int
-        How many micro-batches Spark had ended, and logged.
-    decided : dict of int to int
-        The newest micro-batch that was decided, and how many rows it has.
-    called, reader : str
-        Where the rows are and who read them, in words.
-    """
-
-    rows: pd.DataFrame
-    ended: int
-    decided: dict[int, int]
-    called: str
-    reader: str
+    rows: pd.DataFrame  #: The rows that the reader saw
+    ended: int  #: Micro-batches in Spark's commit log
+    decided: dict[int, int]  #: The number of rows of the newest decided micro-batch
+    called: str  #: The destination in words
+    reader: str  #: The reader in words
 
     @property
     def underway(self) -> int | None:
-        """The micro-batch that was decided, and that Spark had not ended."""
+        """The micro-batch that was decided but not yet logged by Spark."""
         return self.ended if self.ended in self.decided else None
 
     @property
     def newest(self) -> int:
-        """The newest micro-batch that is there, with all its rows."""
+        """The newest micro-batch with all its rows."""
         is_whole = self.underway is not None and self._seen(self.underway) == self.decided[self.underway]
         return self.ended if is_whole else self.ended - 1
 
     def wrong(self) -> list[str]:
-        """Return in words which micro-batches are missing, and which are there that must not be."""
+        """Describe micro-batches that are missing, incomplete or unexpected."""
         seen = set(self.rows["batch"].tolist())
         allowed = set(range(self.ended + (self.underway is not None)))
         wrong = [f"micro-batch {batch} is missing" for batch in sorted(set(range(self.ended)) - seen)]
-        wrong += [f"micro-batch {batch} is visible, and not decided" for batch in sorted(seen - allowed)]
+        wrong += [f"micro-batch {batch} is visible but was not decided" for batch in sorted(seen - allowed)]
         return wrong + [
             f"micro-batch {batch} has {self._seen(batch)} rows, not {rows}"
             for batch, rows in self.decided.items()
@@ -69,7 +56,7 @@ class Look:
         ]
 
     def said(self) -> str:
-        """Say what was seen, with rich's markup."""
+        """Describe the results, with rich's markup."""
         seen = f"{self.rows['batch'].min()} to {self.rows['batch'].max()}, {len(self.rows):,} rows"
         return (
             f"at the kill the state is after micro-batch {self.ended - 1}, as Spark's log says; {self.reader} finds "
@@ -77,7 +64,7 @@ class Look:
         )
 
     def check(self, state: pd.DataFrame) -> Check:
-        """Compare with the state as it was after `newest`."""
+        """Compare the results with the state after `newest`."""
         after = f"{self.called} at the kill and state after micro-batch {self.newest}"
         wrong = self.wrong() + differences(newest(self.rows[self.rows["batch"] <= self.newest]), state)
         return Check("equal", f"{after}, all {len(state):,} subjects, all totals", wrong)
@@ -90,7 +77,7 @@ class Look:
             return "[green]the same[/]"
         seen, rows = self._seen(self.underway), self.decided[self.underway]
         if seen == rows:
-            return "[green]one more, which was decided[/]: the next start ends it and writes no row again"
+            return "[green]one more, which was decided[/]: the next start completes it without writing rows again"
         visible = f"{seen:,} of its {rows:,} rows are visible" if seen else "is not visible yet"
         return f"[green]the same[/]; {self.underway} was decided, and {visible}: the next start commits it"
 
@@ -99,29 +86,29 @@ class Look:
 
 
 def newest_decision(storage: ObjectStorage, sink: str) -> dict[int, int]:
-    """Return the newest micro-batch that was decided, if there is one, and how many rows it has."""
+    """Return the newest decided micro-batch, if any, and its number of rows."""
     _, newest = SinkLog(storage, sink).latest()
     return {newest.batch_id: newest.rows} if newest and newest.batch_id is not None else {}
 
 
 def query_id(query: Path) -> str | None:
-    """Return Spark's id of the query at a checkpoint location; None if it has not begun."""
+    """Return Spark's id of the query at a checkpoint location; None if it has not started."""
     metadata = query / "metadata"
     return str(json.loads(metadata.read_text())["id"]) if metadata.exists() else None
 
 
 def ended(query: Path) -> int:
-    """Return how many micro-batches Spark has ended, by its own log."""
+    """Return the number of micro-batches in Spark's commit log."""
     return 1 + max((int(path.name) for path in (query / "commits").glob("[0-9]*")), default=-1)
 
 
 def newest(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the newest row of each subject; the order is that of micro-batches."""
+    """Return the newest row of each subject; rows are ordered by micro-batch."""
     return rows.drop_duplicates(["kind", "name"], keep="last")
 
 
 def not_once(rows: pd.DataFrame, flights: pd.DataFrame, batches: int) -> list[str]:
-    """Return in words which rows of which micro-batch are missing, there more than once, or should not be there."""
+    """Describe rows that are missing, repeated or unexpected, by micro-batch."""
     found = rows[_ROW].assign(name=rows["name"].fillna(""))
     wanted = _wanted(flights, _ends(found))
     wrong = [f"micro-batch {batch}: missing" for batch in sorted(set(range(batches)) - set(found["batch"]))]
@@ -141,13 +128,13 @@ def _named(rows: pd.DataFrame, problem: str) -> list[str]:
 
 
 def _ends(found: pd.DataFrame) -> Sequence[int]:
-    """Return by micro-batch how many flights there were at its end: the sum over all carriers."""
+    """Return the total number of flights at the end of each micro-batch, summed over carriers."""
     carriers = found[found["kind"] == "carrier"].drop_duplicates(["batch", "name"])
     return carriers.pivot(index="batch", columns="name", values="flights").ffill().sum(axis=1).astype(int).tolist()
 
 
 def _wanted(flights: pd.DataFrame, ends: Sequence[int]) -> pd.DataFrame:
-    """Return what each micro-batch must show of each subject in it: its flights up to there."""
+    """Return the expected rows of each micro-batch: its subjects with their flights so far."""
     batch = pd.Series(ends).searchsorted(flights["seq"], side="right")
     names = {
         kind: reduce(lambda name, more: name + "-" + more, (flights[column].fillna("") for column in columns))

@@ -1,4 +1,4 @@
-"""The places of results by name."""
+"""The destinations of results by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.examples.flights.results.files import DeltaResults, ParquetResults
 from holdfast.examples.flights.results.kafka import KafkaResults
 from holdfast.examples.flights.results.postgres import PostgresResults
 
-#: By the name of the sink, if there is one.
+#: By the sink's name, None for plain files.
 RESULTS: Mapping[str | None, type[Results]] = {
     None: OutputFiles,
     "delta": DeltaResults,

@@ -1,4 +1,4 @@
-"""Results in a table of PostgreSQL, in a schema that comes and goes with the demo."""
+"""Results in a PostgreSQL table, in a schema that the demo creates and drops."""
 
 from __future__ import annotations
 
@@ -17,13 +17,10 @@ if TYPE_CHECKING:
 
 
 class PostgresResults(SinkResults):
-    """A table in a schema of its own."""
-
     called, reader = "PostgreSQL table", "psycopg"
 
     @property
     def schema(self) -> str:
-        """What the demo makes in the database."""
         return f"holdfast_demo_{self.run}"
 
     @property
@@ -52,13 +49,11 @@ class PostgresResults(SinkResults):
                 connection.execute(f"SET lock_timeout = '{PATIENCE_S}s'".encode())
                 connection.execute(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE".encode())
         except psycopg.Error as exc:
-            raise UnavailableError(
-                "PostgreSQL does not drop the demo's schema", problem=exc, schema=self.schema
-            ) from exc
+            raise UnavailableError("cannot drop the demo's schema", problem=exc, schema=self.schema) from exc
 
     @contextmanager
     def _connection(self) -> Iterator[psycopg.Connection[Any]]:
-        """Give a connection, in autocommit; where it is comes from libpq's environment and the options."""
+        """Yield an autocommit connection, as configured by libpq's environment and the options."""
         import psycopg
 
         options: dict[str, Any] = {name: value for name, value in self.options.items() if name != "dsn"}
@@ -69,13 +64,13 @@ class PostgresResults(SinkResults):
         except psycopg.OperationalError as exc:
             problem = str(exc).strip()
         except psycopg.ProgrammingError:  # quotes the options
-            problem = "libpq does not take the options"
+            problem = "libpq rejects the options"
         else:
             with connection:
                 yield connection
             return
         raise InvalidArgumentError(
-            "no PostgreSQL for the demo. `make postgres` starts one and prints what to type; or name yours by libpq's "
-            f"environment (PGHOST, PGPASSWORD …), or by --conf {SINK_OPTIONS}host=… and so on",
+            "the demo found no PostgreSQL: `make postgres` starts a server and prints what to type; or name yours in "
+            f"libpq's environment (PGHOST, PGPASSWORD …), or by --conf {SINK_OPTIONS}host=… and so on",
             problem=problem,
         )

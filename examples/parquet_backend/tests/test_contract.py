@@ -1,4 +1,4 @@
-"""The Parquet backend keeps what every backend promises, and what it promises beside."""
+"""The Parquet backend keeps the promises of all backends and its own."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def backend(tmp_path: Path) -> Iterator[ParquetBackend]:
 
 
 def test_it_is_found_by_its_name() -> None:
-    """The entry point is right, so `spark.holdfast.backend=parquet` is enough."""
+    """The entry point works, so `spark.holdfast.backend=parquet` suffices."""
     assert find_backend("parquet") is ParquetBackend
 
 
 def test_a_wrong_option_is_refused_before_a_query_starts() -> None:
-    """A misspelt or unknown value is an error that names key and remedy, not a default."""
+    """An unknown name or value is an error with a remedy, not replaced by a default."""
     assert ParquetBackend.parse_options("parquet", {"compression": "snappy"}) == {"compression": "snappy"}
     with pytest.raises(InvalidArgumentError, match=r"did you mean spark\.holdfast\.parquet\.compression"):
         ParquetBackend.parse_options("parquet", {"compresion": "snappy"})
@@ -46,20 +46,20 @@ def test_a_wrong_option_is_refused_before_a_query_starts() -> None:
 
 
 def test_any_parquet_reader_opens_the_state(backend: ParquetBackend) -> None:
-    """The files are plain Parquet: no framing, one row a live key."""
+    """The files are plain Parquet with a row per live key."""
     (path,) = [path for path in backend.freeze(P1) if path.suffix == ".parquet"]
     rows = pq.read_table(str(path)).select(["key.user", "value.n"]).to_pylist()
     assert sorted(rows, key=str) == [{"key.user": "ann", "value.n": 1}, {"key.user": "bob", "value.n": 2}]
 
 
 def test_the_option_arrives(backend: ParquetBackend) -> None:
-    """The fixture chooses no compression, and the files have none."""
+    """The fixture disables compression."""
     (path,) = [path for path in backend.freeze(P1) if path.suffix == ".parquet"]
     assert pq.read_metadata(path).row_group(0).column(0).compression == "UNCOMPRESSED"
 
 
 def test_state_of_another_declaration_is_refused(backend: ParquetBackend) -> None:
-    """Other columns, or a table that is declared no more: an error instead of rows that mean something else."""
+    """Different columns, or a table that is no longer declared, are an error, not misread rows."""
     other = TableSchema.of("counts", COUNTS.key, pa.schema([("n", pa.string())]))
     for tables in ({"counts": other}, {"members": TABLES["members"]}):
         with (
@@ -71,7 +71,7 @@ def test_state_of_another_declaration_is_refused(backend: ParquetBackend) -> Non
 
 
 def test_damage_anywhere_is_noticed_and_set_aside(backend: ParquetBackend) -> None:
-    """Honesty: one flipped byte of any file is an error that names the file; then the version can be restored."""
+    """A flipped bit in any file is an error that names the file; afterwards the version can be restored."""
     state = counts(("ann", 1), ("bob", 2))
     for name in [path.name for path in backend.freeze(P1)]:
         path = next(path for path in backend.freeze(P1) if path.name == name)
@@ -89,7 +89,7 @@ def test_damage_anywhere_is_noticed_and_set_aside(backend: ParquetBackend) -> No
 
 
 def test_nothing_is_built_on_damage(backend: ParquetBackend) -> None:
-    """Damage is not handed out, and makes no new version; what was set aside goes in the end."""
+    """Damaged files are neither frozen nor built upon; the clean-up removes what was set aside."""
     for path in backend.freeze(P1):
         if path.suffix == ".parquet":
             path.write_bytes(path.read_bytes()[:-1])
@@ -107,7 +107,7 @@ def test_nothing_is_built_on_damage(backend: ParquetBackend) -> None:
 
 
 def test_a_version_that_lost_a_file_is_not_here_and_is_replaced(backend: ParquetBackend) -> None:
-    """Somebody cleaned the directory: never an empty state instead, and restoring puts a whole one there."""
+    """A version with a missing file does not read as empty state, and can be restored."""
     for path in backend.freeze(P1):
         if path.suffix == ".parquet":
             path.unlink()
@@ -119,7 +119,7 @@ def test_a_version_that_lost_a_file_is_not_here_and_is_replaced(backend: Parquet
 
 
 def test_a_type_that_parquet_lacks_is_named(tmp_path: Path) -> None:
-    """A struct without fields: an error that names the table, and no half version."""
+    """A struct without fields is an error that names the table, and creates no version."""
     table = TableSchema.of("state", pa.schema([("k", pa.int64())]), pa.schema([("v", pa.struct([]))]))
     with ParquetBackend(tmp_path / "shard", {"state": table}, clock.new_id) as backend:
         with pytest.raises(SchemaMismatchError, match=r"Parquet cannot hold.*table=state"):

@@ -253,7 +253,7 @@ def test_another_query_and_other_columns_are_refused_before_they_are_written(str
     parts = set(Path(stream.sink.folder).glob("part-*"))
     with pytest.raises(StreamingQueryException, match="another query writes to this sink"):
         stream.run_to(0, stream.writer().option("checkpointLocation", str(tmp_path / "other")))
-    with pytest.raises(StreamingQueryException, match="the folder's files have other columns"):
+    with pytest.raises(StreamingQueryException, match="the folder's files have different columns"):
         stream.run_to(99, stream.writer("value | timestamp"))
     assert set(Path(stream.sink.folder).glob("part-*")) == parts
 

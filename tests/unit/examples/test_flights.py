@@ -77,7 +77,7 @@ def test_differences_are_missing_unexpected_and_repeated_subjects() -> None:
     assert report.differences(shuffled, totals) == []
     assert report.differences(totals.iloc[1:], totals) == ["('aircraft', 'N1'): missing"]
     assert report.differences(totals, totals.iloc[1:]) == ["('aircraft', 'N1'): unexpected"]
-    assert report.differences(pd.concat([totals, totals]), totals) == ["a subject stands twice"]
+    assert report.differences(pd.concat([totals, totals]), totals) == ["a subject occurs twice"]
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_what_is_said_and_what_is_wrong_at_the_kill() -> None:
         assert seen.wrong() == []
     assert [seen.newest for seen in cases.values()] == [2, 2, 1, 1]
     last = int((rows["batch"] == 2).sum())
-    assert look(rows, 2, {1: 3}).wrong() == ["micro-batch 2 is visible, and not decided"]
+    assert look(rows, 2, {1: 3}).wrong() == ["micro-batch 2 is visible but was not decided"]
     assert look(rows[rows["batch"] != 1], 3, {2: last}).wrong() == ["micro-batch 1 is missing"]
     assert look(rows.iloc[:-1], 3, {2: last}).wrong() == [f"micro-batch 2 has {last - 1} rows, not {last}"]
     assert "not the same" in look(rows, 2, {1: 3}).said()

@@ -3,13 +3,13 @@
 ::
 
     <shard directory>/
-        versions/17-9f3c…/            one version; never changed once it stands here
-            version                   small JSON with a checksum: pointer, properties, the file of each table
+        versions/17-9f3c…/            one version, immutable
+            version                   JSON with a checksum: pointer, properties, the file of each table
             <digest>.parquet          all live rows of one table, sorted; any Parquet reader opens it
-        staging/<id>/                 a version on its way in or out, or set aside because it is damaged
+        staging/<id>/                 a version being made or removed, or set aside because it is damaged
 
-A version is made whole below ``staging`` and renamed into place, so a killed process leaves whole versions and
-leftovers, nothing between. Each file is named after the digest of its bytes, which every reading checks.
+A version is made below ``staging`` and renamed into place, so a killed process leaves only whole versions and
+leftovers. Each file is named after the digest of its bytes, which every read verifies.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _compression(text: str) -> str:
 
 
 class ParquetView(View):
-    """A version, read into memory when the view is opened: nothing that happens to its files can change it."""
+    """A version, read into memory on opening, so that it does not depend on its files."""
 
     def __init__(self, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
         self._runs: Mapping[str, Run] | None = runs
@@ -105,7 +105,7 @@ class ParquetBackend(Backend):
             version = self._read_version(folder, pointer)
             runs = self._read_runs(folder, version)
         except CorruptionError:
-            # Out of the way: from now on the version is not here, and the next attempt restores it.
+            # Set aside: the backend no longer holds the version, and the next attempt restores it.
             local_files.move_folder(folder, self._staging / self.new_id())
             raise
         empty = {t: Run(s, pa.RecordBatch.from_pylist([], s.columns)) for t, s in self.tables.items()}
@@ -134,13 +134,13 @@ class ParquetBackend(Backend):
                 staged.publish(self._folder(pointer))
                 return
             except ConflictError:
-                # Another process has restored it first, or what stands there has lost files.
+                # Another process has already restored it, or the existing copy has lost files.
                 if self.is_whole(pointer):
                     return
                 self.drop([pointer])
 
     def freeze(self, pointer: Pointer) -> list[Path]:
-        self.view(pointer).close()  # reads and so checks everything: nobody is given damaged files
+        self.view(pointer).close()  # verifies all files by reading them
         folder = self._folder(pointer)
         files = self._read_version(folder, pointer)["files"]
         return [folder / _VERSION, *(folder / name for name in set(files.values()))]
@@ -172,25 +172,25 @@ class ParquetBackend(Backend):
         versions = self.versions()
         rows = {}
         if versions:
-            with suppress(NotFoundError), self.view(versions[-1]) as view:  # it may be dropped meanwhile
+            with suppress(NotFoundError), self.view(versions[-1]) as view:  # it may have been dropped
                 rows = {table: len(view.run(table)) for table in self.tables}
         size = local_files.folder_bytes(self.directory)
         return BackendStatistics(len(versions), size, rows, dict.fromkeys(rows, 1))
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: the backend keeps nothing open."""
 
     def _folder(self, pointer: Pointer) -> Path:
         return self._versions / str(Pointer.parse(str(pointer)))  # checked, since it names a folder
 
     def _staged(self) -> AbstractContextManager[StagedFolder]:
-        # Not synced: what a power cut damages is noticed, set aside, and restored from durable storage.
+        # Not synced: a version that a power failure damages is restored from durable storage.
         return local_files.staged_folder(self._staging, self.new_id(), fsync=False)
 
     def _read_version(self, folder: Path, pointer: Pointer) -> Mapping[str, Any]:
         version = local_files.read_header(folder / _VERSION, _VERSION_KIND)
         if version["pointer"] != str(pointer):
-            raise CorruptionError(f"{folder / _VERSION} belongs to another version", pointer=version["pointer"])
+            raise CorruptionError(f"{folder / _VERSION} belongs to a different version", pointer=version["pointer"])
         require_declared(version["files"], self.tables)
         return version
 
@@ -198,13 +198,13 @@ class ParquetBackend(Backend):
         return {table: self._read_run(folder, name, table) for table, name in version["files"].items()}
 
     def _read_run(self, folder: Path, name: str, table: str) -> Run:
-        path = folder / Path(name).name  # nothing outside the folder, whatever the version file says
+        path = folder / Path(name).name  # a version file must not lead out of the folder
         with local_files.reading(path):
             data = path.read_bytes()
         if _file_name(data) != name:
-            raise CorruptionError(f"{path} is damaged: its bytes do not have the digest in its name", table=table)
+            raise CorruptionError(f"{path} is damaged: its digest is not the one in its name", table=table)
         rows = pq.ParquetFile(pa.BufferReader(data)).read().replace_schema_metadata(None)
-        # The columns that the table had when the file was written; it may hold more by now.
+        # The table's columns when the file was written; it may have more now.
         own = schema_of(rows.schema, self.tables[table], source=str(path))
         return Run(own, rows.combine_chunks().to_batches()[0]).projected(self.tables[table])
 
