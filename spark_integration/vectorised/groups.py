@@ -111,11 +111,11 @@ class Groups:
         return self._for_all(self._extreme(column, "max"))
 
     def first(self, column: str | pa.Array, order_by: str | pa.Array | None = None) -> pa.Array:
-        """First row's value, even null: first by `order_by`, nulls last, or by arrival, which may vary."""
+        """Value of each key's first row, even if null, by `order_by` (nulls last), else by arrival, which may vary."""
         return self._for_all(self._column(column).take(pa.array(self._picked(order_by, last=False))))
 
     def last(self, column: str | pa.Array, order_by: str | pa.Array | None = None) -> pa.Array:
-        """Last row's value, even null: last by `order_by`, nulls first, or by arrival, which may vary."""
+        """Value of each key's last row, even if null, by `order_by` (nulls first), else by arrival, which may vary."""
         return self._for_all(self._column(column).take(pa.array(self._picked(order_by, last=True))))
 
     def collect(self, column: str | pa.Array) -> pa.Array:

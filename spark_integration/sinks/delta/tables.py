@@ -77,7 +77,7 @@ class KeptTable:
 
     def __init__(self, url: str) -> None:
         found = _ESCAPE.search(url) or ("://" in url and _FRAGMENT.search(url))
-        if found:  # `deltalake` decodes it even in paths, reads it as a slash, or drops it
+        if found:  # `deltalake` decodes escapes, reads backslashes as slashes, drops fragments
             raise InvalidArgumentError(
                 "deltalake misreads this URL and would separate the table from its log: choose another name",
                 table=url,
