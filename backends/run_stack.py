@@ -18,6 +18,7 @@ from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from holdfast.backends.arrow.crowds import column_in_order
 from holdfast.backends.arrow.rows import (
@@ -254,15 +255,15 @@ def _apart(runs: list[Run]) -> tuple[list[Run], list[Run]]:
 
 
 def _ranges(crowd: list[Run]) -> Iterator[list[Run]]:
-    """Yield runs of a single hash in stretches: ranges of a number in which all runs ascend, or all rows if none."""
-    column = column_in_order([run.keys for run in crowd]) if crowd else None
-    if column is None:
+    """Yield runs of a single hash in stretches: ranges of a column in which all runs ascend, or all rows if none."""
+    place = column_in_order([run.keys for run in crowd]) if crowd else None
+    if place is None:
         yield crowd
         return
-    numbers = [run.keys.column(column).view(pa.int64()).to_numpy() for run in crowd]
-    blocks = [of_run[:: _rows_of_block(run, STRETCH_BYTES)] for run, of_run in zip(crowd, numbers, strict=True)]
-    bounds = np.sort(np.concatenate(blocks))[_BLOCKS::_BLOCKS]
-    cuts = [[0, *np.searchsorted(of_run, bounds).tolist(), len(of_run)] for of_run in numbers]
+    columns = [run.keys.column(place) for run in crowd]
+    blocks = [column[:: _rows_of_block(run, STRETCH_BYTES)] for run, column in zip(crowd, columns, strict=True)]
+    bounds = pa.concat_arrays(blocks).sort()[_BLOCKS::_BLOCKS]
+    cuts = [[0, *(pc.sum(pc.less(column, bound)).as_py() for bound in bounds), len(column)] for column in columns]
     for ends in pairwise(zip(*cuts, strict=True)):
         places = zip(crowd, *ends, strict=True)
         yield [Run(run.schema, run.batch.slice(start, end - start)) for run, start, end in places if start < end]

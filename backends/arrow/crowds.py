@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from holdfast.backends.arrow.rows import HashArray, IntArray, distinct, numbers_of, rows_equal
+from holdfast.backends.arrow.rows import HashArray, IntArray, distinct, is_plain, numbers_of, rows_equal, to_bools
 
 #: A hash with at most this many rows is no crowd.
 CROWD_ROWS = 1024
@@ -109,7 +110,7 @@ class Crowds:
 
 
 def column_in_order(crowds: Sequence[pa.RecordBatch]) -> int | None:
-    """Return the first column that differs among keys if its values are ascending numbers in each crowd, else None."""
+    """Return the first column that differs among keys if it ascends without nulls in each crowd, else None."""
     for i, first in enumerate(crowds[0].columns):
         columns = [keys.select([i]) for keys in crowds]
         if not all(_has_only(column, first[0]) for column in columns):
@@ -124,5 +125,6 @@ def _has_only(keys: pa.RecordBatch, value: pa.Scalar) -> bool:
 
 
 def _ascends(column: pa.Array) -> bool:
-    numbers = None if column.null_count else numbers_of(column)
-    return numbers is not None and bool((numbers[1:] >= numbers[:-1]).all())
+    if column.null_count or not is_plain(column.type):
+        return False
+    return bool(to_bools(pc.less_equal(column.slice(0, len(column) - 1), column.slice(1))).all())

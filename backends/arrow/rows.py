@@ -437,7 +437,7 @@ def _find_in_crowds(
     """Find keys among `rows`, which share hashes, in one pass, whatever their order."""
     asked = np.arange(len(wanted))
     for stored, sought in zip(keys.columns, wanted_keys.columns, strict=True):
-        if _is_plain(stored.type):
+        if is_plain(stored.type):
             rows, asked = _both_have(stored, rows, sought, asked)
     found = np.full(len(wanted), -1, np.int64)
     if len(rows) and len(asked):
@@ -458,8 +458,8 @@ def distinct(numbers: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
     return numbers[is_new]
 
 
-def _is_plain(t: pa.DataType) -> bool:
-    """Return whether Arrow's hash tables support a type and share our equality: no floats, nothing nested."""
+def is_plain(t: pa.DataType) -> bool:
+    """Return whether Arrow compares values of a type as we do: no floats, nothing nested."""
     types = pa.types
     is_binary = types.is_large_string(t) or types.is_large_binary(t) or types.is_fixed_size_binary(t)
     return bool(types.is_integer(t) or is_binary or types.is_temporal(t))

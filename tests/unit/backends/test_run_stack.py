@@ -161,9 +161,15 @@ span = st.tuples(st.sampled_from(["ann", "bob", None]), st.integers(-1, 6), st.i
 HASH_OF = {"ann": 3, "bob": 4, None: 4}
 
 
-def visits(rows: Sequence[Row], value: Row | None = ()) -> Run:
+def visits(rows: Sequence[Row], value: Row | None = (), schema: TableSchema = VISITS) -> Run:
     """Return a run of visits; `value` None for deletes."""
-    return run_of(VISITS, [(row, value) for row in rows], [HASH_OF[row[0]] for row in rows])
+    return run_of(schema, [(row, value) for row in rows], [HASH_OF[row[0]] for row in rows])
+
+
+def as_type(of_time: pa.DataType, rows: Sequence[Row]) -> list[Row]:
+    """Return visits with their times as values of a type."""
+    times = [str(time) if time is not None and pa.types.is_string(of_time) else time for _, time, _ in rows]
+    return [(user, time, n) for (user, _, n), time in zip(rows, pa.array(times, of_time).to_pylist(), strict=True)]
 
 
 def ranges_of(spans: Sequence[tuple[str | None, int, int]]) -> KeyRanges:
@@ -205,16 +211,18 @@ def test_ranges_of_keys_are_as_if_all_rows_were_read(
     assert [rows.tolist() for rows in again] == [list(range(len(run))) for run in runs]
 
 
+@pytest.mark.parametrize("of_time", [pa.timestamp("us", "UTC"), pa.string(), pa.date32()], ids=str)
 @given(
     st.lists(st.tuples(st.lists(visit, max_size=30), st.sampled_from([(), None])), min_size=1, max_size=4),
     st.booleans(),
     st.sampled_from([100, 1_000, 1_000_000]),
 )
 def test_stretches_of_few_hashes_are_the_merged_rows_in_order(
-    history: list[tuple[list[Row], Row | None]], drop: bool, stretch_bytes: int
+    of_time: pa.DataType, history: list[tuple[list[Row], Row | None]], drop: bool, stretch_bytes: int
 ) -> None:
     """Crowds of one key and of several, with equal times and nulls; a file has all rows of a hash in one stretch."""
-    runs = [visits(rows, value) for rows, value in history]
+    schema = TableSchema.of("t", VISITS.key.set(1, pa.field("at", of_time)), pa.schema([]))
+    runs = [visits(as_type(of_time, rows), value, schema) for rows, value in history]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(run_stack, "STRETCH_BYTES", stretch_bytes)
         patched.setattr(written_run, "STRETCH_BYTES", stretch_bytes)
@@ -222,8 +230,8 @@ def test_stretches_of_few_hashes_are_the_merged_rows_in_order(
         expected = merge_runs(runs, drop_deletes=drop).batch.to_pylist()
         assert [row for part in found for row in part.batch.to_pylist()] == expected
         sink = pa.BufferOutputStream()
-        WrittenRun(VISITS).write(found, sink)
-    stretches = read_stretches(sink.getvalue(), VISITS, source="it")
+        WrittenRun(schema).write(found, sink)
+    stretches = read_stretches(sink.getvalue(), schema, source="it")
     assert [row for stretch in stretches for row in stretch.batch.to_pylist()] == expected
     assert all(before.ends[1] < after.ends[0] for before, after in pairwise(stretches))
 
