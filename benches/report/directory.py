@@ -58,7 +58,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Results:
-    """The content of a directory: questions with their documents, and questions that lack one or some entries of it."""
+    """The content of a directory: measured questions with their documents, and missing or incomplete questions."""
 
     run: Mapping[str, Any]
     measured: list[tuple[Question, Document]]

@@ -36,7 +36,7 @@ from holdfast.errors import HoldfastError, InvalidArgumentError
 _PATIENCE = 6
 _PATIENCE_S = 900.0
 _CHECK = "results"
-_TIME_IS_UP = "the time was up before its run"
+_TIME_IS_UP = "time ran out before its run"
 # Failures of an engine, its machine or a program that it needs; other measurements continue.
 _FAILURES = (
     *(HoldfastError, OSError, subprocess.SubprocessError),
@@ -172,7 +172,7 @@ class Execution:
         reason = "; ".join(f"{label}: {why}" for label, why in self._failed.items())
         state = FAILED if reason else DONE
         if not reason and self._turns < self._measurement.repeats:
-            reason = f"{self._turns} of {self._measurement.repeats} turns, then the time was up"
+            reason = f"{self._turns} of {self._measurement.repeats} turns, then time ran out"
         found = self._document()
         if found is not None:
             self._directory.write_document(self._measurement, found, whole=state == DONE)

@@ -155,7 +155,7 @@ def _configured(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[No
 
 
 def rows_by_batch(batches: Sequence[Sequence[Mapping[str, Any]]], columns: Sequence[str] = ()) -> Result:
-    """Return how often each row occurs in each micro-batch, by these columns or all."""
+    """Count each row in each micro-batch, by these columns or all."""
     rows = (
         (batch, repr({name: row[name] for name in columns or row})) for batch, of in enumerate(batches) for row in of
     )

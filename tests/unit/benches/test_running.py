@@ -115,7 +115,7 @@ def test_whole_turns_count(tmp_path: Path, engines: Engines, monkeypatch: pytest
     directory = prepared(tmp_path)
     assert Execution(directory, three, end_s=75).run() == DONE
     assert len(engines.ran) == 4
-    assert directory.plan(three)["reason"] == "2 of 3 turns, then the time was up"
+    assert directory.plan(three)["reason"] == "2 of 3 turns, then time ran out"
     assert len(document(tmp_path)["engines"]["ours"]["runs"]) == 2
 
 
@@ -123,7 +123,7 @@ def test_an_entry_that_has_no_time_at_all_has_failed(tmp_path: Path, engines: En
     directory = prepared(tmp_path)
     assert Execution(directory, TWO, end_s=0.0).run() == FAILED
     assert engines.ran == []
-    assert directory.plan(TWO)["reason"].count("the time was up") == 2
+    assert directory.plan(TWO)["reason"].count("time ran out") == 2
     assert not (tmp_path / "tiny/two.json").exists()
 
 
@@ -159,7 +159,7 @@ def test_a_turn_that_time_cuts_off_takes_nothing_from_the_one_before(
     assert Execution(directory, TWO, end_s=60).run() == DONE
     assert len(engines.ran) == 3
     assert [len(of["runs"]) for of in document(tmp_path)["engines"].values()] == [1, 1]
-    assert directory.plan(TWO)["reason"] == "1 of 2 turns, then the time was up"
+    assert directory.plan(TWO)["reason"] == "1 of 2 turns, then time ran out"
 
 
 def test_turns_are_in_an_order_by_the_seed() -> None:
