@@ -107,7 +107,7 @@ class Inquiry(Generic[_T]):
         with self._lock:
             if self._latest is None:
                 raise self._error or UnavailableError(
-                    "the storage has not responded yet: the page will show this once it does", location=self._location
+                    "the storage has not responded yet: the page shows the result once it does", location=self._location
                 )
             found = self._latest
             return Dated(found.found, found.taken_ms, found.took_ms, self._error, is_late)

@@ -232,7 +232,7 @@ def _answers(found: list[tuple[int, OperatorSurvey]], lost: list[str], queries: 
     if is_any_running:
         return shown
     # Without a running query, past success says nothing about now.
-    past = "No, as of last activity"
+    past = "No, as of the last activity"
     return [replace(one, answer=past, verdict="plain") if one.verdict == "good" else one for one in shown]
 
 

@@ -101,7 +101,7 @@ class RowsView:
 
 
 def rows_view(query: StoredQuery, operator: str, request: RowsRequest, monotonic_ms: Callable[[], int]) -> RowsView:
-    """Answer a reader's request."""
+    """Return the rows or, if the request has a key, the key's history."""
     now = query.operator(operator, request.batch_id)
     tables = sorted(now.tables)
     table = request.table if request.table is not None else next(iter(tables), "")

@@ -62,7 +62,7 @@ MEASURES = {
             lambda o: o.state,
             size,
             True,
-            "The newest snapshot and the commits since, without what only older versions need.",
+            "The newest snapshot and the commits since, without objects that only older versions need.",
         ),
         Measure(
             "written",
@@ -149,7 +149,7 @@ def measured(operator: OperatorSurvey, measure: Measure) -> Measured:
 
 
 def heat_map(operator: OperatorSurvey, found: Measured, first: int = 0, last: int | None = None) -> HeatMap:
-    """Return the map of some shards of an operator. `first`, `last`: numbers of shards, limited to existing ones."""
+    """Return the heat map of an operator's shards from `first` to `last`, limited to existing shards."""
     end = max(operator.shard_count - 1, 0)
     low = min(max(first, 0), end)
     high = end if last is None else min(max(last, low), end)
@@ -200,7 +200,7 @@ def _top(measure: Measure, shards: Column, values: Column) -> list[tuple[int, in
 
 @dataclass(frozen=True)
 class Skew:
-    """How uneven the shards are, greatest first."""
+    """How unevenly a measure is spread over the shards, largest first."""
 
     sentence: str
     bars: list[tuple[float, str]]  #: Height from 0 to 1, and label; a bar may cover several ranks

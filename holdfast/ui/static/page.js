@@ -97,7 +97,7 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-/* A slider that was not moved stands for the last micro-batch, whichever that is by then. */
+/* A slider that was not moved asks for the last micro-batch, which may be newer than the one shown. */
 document.addEventListener("submit", (event) => {
   const slider = event.target.querySelector("input[type=range][data-latest]");
   if (slider && slider.value === slider.defaultValue) slider.disabled = true;

@@ -46,7 +46,7 @@ def page_of(open_page: OpenPage, root: Path) -> dict[str, tuple[str, str]]:
 
 
 UPLOAD, FAILS = "Are snapshots behind?", "Is anything failing?"
-PAST = ("plain", "No, as of last activity")
+PAST = ("plain", "No, as of the last activity")
 
 
 @pytest.mark.slow(1)

@@ -89,7 +89,7 @@ def test_each_measure_has_a_map(page: FlaskClient, measure: str) -> None:
 
 def test_the_hot_shard_stands_out(page: FlaskClient) -> None:
     shown = text(page, "0/totals/?measure=written")
-    assert re.search(r"against the median 3 [\d.]+ kB", shown)
+    assert re.search(r"relative to median 3 [\d.]+ kB", shown)
     assert re.search(r"The largest has [\d.]+ kB, and most have none", shown)
 
 

@@ -116,7 +116,7 @@ def test_of_a_query_that_hangs_the_last_answer_stays(tmp_path: Path, site_of: Si
     places = [location(tmp_path / "one"), location(tmp_path / "two"), state]
     site = site_of(places, lambda query, _home: (stored, other)[query.place])
     page = page_of(site)
-    assert "no answer since" not in shown(page)
+    assert "no response since" not in shown(page)
     stored.answers.clear()
     try:
         for _ in range(3):
@@ -130,7 +130,7 @@ def test_of_a_query_that_hangs_the_last_answer_stays(tmp_path: Path, site_of: Si
         assert found[0].location.endswith("two")
     finally:
         stored.answers.set()
-    wait_until(lambda: "no answer since" not in shown(page), list)
+    wait_until(lambda: "no response since" not in shown(page), list)
 
 
 @pytest.mark.slow(1)
