@@ -406,7 +406,7 @@ def _require_text(kind: str, values: Mapping[str, Any]) -> None:
         json.dumps(values, ensure_ascii=False).encode()
     except UnicodeEncodeError as exc:
         raise InvalidArgumentError(
-            "a text in the header of a stored file has a lone surrogate: remove it", kind=kind
+            "a string in the header of a stored file has a lone surrogate: remove it", kind=kind
         ) from exc
 
 

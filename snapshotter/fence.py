@@ -119,7 +119,9 @@ class TypedFence(Fence, Generic[S]):
 def looks(url: str) -> Iterator[int]:
     """Yield once per attempt to take the next number; raise `ConflictError` after the last."""
     yield from range(_LOOKS)
-    raise ConflictError("other processes won every attempt: start again, one at a time", looks=_LOOKS, storage=url)
+    raise ConflictError(
+        "other processes were first at every attempt: start again, one at a time", looks=_LOOKS, storage=url
+    )
 
 
 def newest_among(infos: Iterable[ObjectInfo]) -> ObjectInfo | None:

@@ -275,7 +275,7 @@ class GroupedStream:
         timeColumn : str or Column
             Timestamps; a row with a null timestamp is in no window.
         windowDuration, slideDuration, startTime : str
-            As in Spark's ``F.window``: the windows' length, their distance, and their offset from 1970.
+            As in Spark's ``F.window``: window length, slide interval, and offset from the start of 1970 UTC.
 
         Returns
         -------

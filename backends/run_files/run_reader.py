@@ -130,11 +130,11 @@ class KeptRun(NamedTuple):
         return os.fstat(self.file.descriptor)
 
     def has_end_of(self, note: FileNote) -> bool:
-        """Return whether the digest at the file's end matches the note."""
+        """Return whether the digest stored at the file's end is the one in `note`."""
         return stored_file.digest_at_end(memoryview(self.file.data)) == note.digest
 
     def is_whole(self, note: FileNote) -> bool:
-        """Return whether all bytes match the note; costs one read."""
+        """Return whether the digest of the file's bytes is the one in `note`; reads the whole file."""
         self.file.expect_scans()
         return stored_file.digest_of(memoryview(self.file.data)) == note.digest
 

@@ -32,8 +32,8 @@ _PATH = click.Path(exists=True, path_type=Path)
 def compare(base: Path, new: Path, threshold: float, as_json: bool) -> None:
     """Show what became faster or slower from BASE to NEW, beyond noise.
 
-    Both are directories of `holdfast bench run`, or single documents. The exit status is 1 if something became slower
-    by more than --threshold, beyond noise; 2 if the two cannot be compared.
+    Both are directories that `holdfast bench run` wrote, or single documents. The exit status is 1 if something became
+    slower by more than --threshold, beyond noise; 2 if the two cannot be compared.
     """
     before, after = read(base), read(new)
     verdicts = compare_all(before, after, threshold / 100)

@@ -50,7 +50,7 @@ def _shape_options(command: Any) -> Any:
 
 
 @click.command("run")
-@click.option("--quick", is_flag=True, help="measure your own load, as the options describe it, in ten minutes")
+@click.option("--quick", is_flag=True, help="measure a load like yours, as described by the options, in ten minutes")
 @click.option("--full", is_flag=True, help="measure everything (the default)")
 @click.option(
     "--suite", "suites", multiple=True, metavar="NAME", help=f"measure only this suite; repeatable: {', '.join(SUITES)}"
@@ -59,10 +59,8 @@ def _shape_options(command: Any) -> Any:
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="directory for the results")
 @click.option("--fresh", is_flag=True, help="delete existing results and start over")
 @click.option("--disk", type=click.Path(exists=True, file_okay=False), help="directory on the disk to measure on")
-@click.option("--seed", default=1, help="seed of the order in which engines take turns")
-@click.option(
-    "--turns", type=click.IntRange(1), help="turns of every measurement; 5 suit comparisons  [default: 1 to 3]"
-)
+@click.option("--seed", default=1, help="seed of the random order of engines")
+@click.option("--turns", type=click.IntRange(1), help="turns per measurement; use 5 for comparisons  [default: 1 to 3]")
 @click.option("--list", "listing", is_flag=True, help="show what would be measured and how long it takes")
 def run(
     quick: bool,
@@ -76,7 +74,7 @@ def run(
     listing: bool,
     **shape: Any,
 ) -> None:
-    """Measure suites into a directory; a repeated command continues.
+    """Measure suites and store the results; run the command again to continue.
 
     --quick shows which backend suits your own load, which --keys, --rows-per-batch, --value-bytes, --shards and
     --store-latency-ms describe. Ctrl-C stops cleanly. The exit status is 1 if a measurement failed.

@@ -112,13 +112,15 @@ def command_of(single: Single) -> click.Command:
     ]
     known = ", ".join(engines_for(type(single.job)))
     given = [
-        click.Option(["--engines"], default=single.engines, help=f"compare each with all after it: {known}"),
+        click.Option(["--engines"], default=single.engines, help=f"compare each with all that follow: {known}"),
         click.Option(["--vary"], help="also compare variants of the job: FIELD=VALUE,VALUE…, such as slots=2,1"),
         *of_job,
         click.Option(["--repeats"], default=single.repeats, help="runs of each entry, in turns"),
         click.Option(["--disk"], type=click.Path(file_okay=False), help="directory on the disk to measure on"),
         click.Option(
-            ["--json", "file"], type=click.Path(dir_okay=False, path_type=Path), help="file for all measurements"
+            ["--json", "file"],
+            type=click.Path(dir_okay=False, path_type=Path),
+            help="write all measurements to this file",
         ),
     ]
 

@@ -36,7 +36,7 @@ _BATCH_S = 60
 
 @dataclass(frozen=True)
 class DropIn(JobA):
-    """See the module."""
+    """Running count and sum by ``applyInPandasWithState``."""
 
     name = "dropin"
 
@@ -69,7 +69,7 @@ def one_key(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupSt
 
 @dataclass(frozen=True)
 class ByProcessor(DropIn):
-    """See the module."""
+    """Running count and sum by ``transformWithState``."""
 
     name = "dropin-tws"
 

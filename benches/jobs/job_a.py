@@ -20,7 +20,7 @@ from holdfast.benches.jobs.job import SparkJob
 
 @dataclass(frozen=True)
 class JobA(SparkJob):
-    """See the module."""
+    """Running count and sum per key."""
 
     name = "job-a"
     output = "key long, n long, s long"

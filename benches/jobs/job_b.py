@@ -36,7 +36,7 @@ _DIGITS = 16
 
 @dataclass(frozen=True)
 class JobB(SparkJob):
-    """See the module."""
+    """Large state, of which each micro-batch touches little."""
 
     name = "job-b"
     state = "n long, total long, first_seen timestamp, last_seen timestamp, page string"

@@ -35,7 +35,7 @@ _FILL_ROWS = 500_000
 
 @dataclass(frozen=True)
 class Operators(StreamingJob):
-    """See the module."""
+    """One built-in operator."""
 
     name = "operators"
 

@@ -147,7 +147,7 @@ Way = Callable[["DataFrame", int], float]
 
 @dataclass(frozen=True)
 class Sinks(StoreJob):
-    """See the module."""
+    """The same rows through each sink and by plain writes."""
 
     name = "sinks"
 

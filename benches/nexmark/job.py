@@ -34,7 +34,7 @@ QUERIES: dict[str, Query] = {
 
 @dataclass(frozen=True)
 class Nexmark(StreamingJob):
-    """See the module."""
+    """One Nexmark query over generated events."""
 
     name = "nexmark"
 

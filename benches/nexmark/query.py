@@ -30,7 +30,7 @@ Way = Callable[[House], DataFrame]
 
 @dataclass(frozen=True)
 class Query:
-    """See the module."""
+    """A Nexmark query, in each of the ways that the module shows."""
 
     number: str  # as in Flink's nexmark
     title: str

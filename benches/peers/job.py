@@ -115,7 +115,7 @@ _SAMPLED_KEYS = 1000
 
 @dataclass(frozen=True)
 class FromFiles(ByProcessor):
-    """See the module; keys are drawn evenly from all, which leaves `touched` unused."""
+    """Running count and sum per key, over CSV files; keys are drawn evenly, so `touched` is unused."""
 
     name = "from-files"
 

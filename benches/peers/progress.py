@@ -104,7 +104,7 @@ def equality(what: str, found: pa.Table, expected: pa.Table) -> dict[str, object
     if not found.equals(expected):
         wrong = set(map(tuple, _rows(found))) ^ set(map(tuple, _rows(expected)))
         raise CorruptionError(
-            "an engine's counts and sums are not those of the rows that it read, so its time does not count",
+            "an engine's counts and sums do not match the rows that it read, so its time does not count",
             what=what,
             rows=found.num_rows,
             expected=expected.num_rows,

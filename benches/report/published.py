@@ -53,7 +53,11 @@ class Panel:
             if (answer.question.suite, answer.question.name) == (self.suite, self.name):
                 missing = sorted(self.bars.keys() - set(answer.labels))
                 if missing:
-                    raise InvalidArgumentError("engines without throughput", suite=self.suite, missing=missing)
+                    raise InvalidArgumentError(
+                        "no throughput was measured for some engines; run the suite again",
+                        suite=self.suite,
+                        missing=missing,
+                    )
                 return answer
         raise InvalidArgumentError("a measurement is missing; run its suite", suite=self.suite, name=self.name)
 

@@ -54,7 +54,7 @@ def facts_of(profile: Profile, seed: int, disk: str | None = None) -> Facts:
 
 
 class ResultsDirectory:
-    """See the module. `facts` are those of `facts_of` and the ``plan``."""
+    """Reads and writes one directory of results. `facts`: those of `facts_of`, and the ``plan``."""
 
     def __init__(self, path: Path, facts: Facts) -> None:
         self.path = path

@@ -63,7 +63,7 @@ class Step:
 
     @property
     def expected_s(self) -> float:
-        """The run's share of the measurement's minutes, larger if it has more rows."""
+        """The run's share of the measurement's minutes, in proportion to its work."""
         seconds = self.measurement.minutes * 60 / self.measurement.repeats
         works = {label: _work_s(entry) for label, entry in self.measurement.entries.items()}
         return seconds * works[self.label] / sum(works.values()) if works else seconds

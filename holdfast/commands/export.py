@@ -95,7 +95,7 @@ def _encoded(rows: pa.Table, kind: Kind) -> bytes:
 @click.command()
 @on_storage
 @click.argument("location")
-@click.option("--to", "target", required=True, metavar="URL", help="A new directory.")
+@click.option("--to", "target", required=True, metavar="URL", help="The directory to write; must be empty or absent.")
 @click.option("--format", "kind", type=click.Choice(["parquet", "csv", "delta"]), default="parquet", show_default=True)
 @click.option("--operator", metavar="NAME", help="Operator to export; required unless a savepoint has only one.")
 @click.option("--table", default="state", show_default=True, help="Name of a state table or variable, or `timers`.")

@@ -202,7 +202,9 @@ def _by_number(given: tuple[str, ...], separator: str, option: str) -> dict[int 
         known, value = (int(number), value) if is_behind and number.isdecimal() else (None, text)
         found.setdefault(known, []).append(value)
     if None in found and len(found) > 1:
-        raise InvalidArgumentError(f"{option}: number all values or none", given=" ".join(given))
+        raise InvalidArgumentError(
+            f"{option}: give an operator number with each value, or with none", given=" ".join(given)
+        )
     return found
 
 
@@ -278,7 +280,8 @@ def restore(
 
     Start the query with both, and with operators of the same names. It continues from the savepoint, beginning with
     micro-batch 1, and no longer needs the savepoint. If the command is interrupted, run it again.
-    This process restores, several shards at a time; Spark does if you pass --conf, or if the checkpoint needs it.
+    This process restores, several shards at a time; Spark does if you pass --conf, or if only Spark can write
+    this state.
     """
     names = pairs(rename, "--rename", "OLD=NEW"), frozenset(skip), frozenset(reset)
     changes = Changes(shards, partitions, *names, sources, {}, continue_sinks)
@@ -531,7 +534,7 @@ def rescale(
 
     LOCATION is the query's checkpointLocation or state directory. The query may be running and is left unchanged. The
     new query continues from its state, beginning with micro-batch 1. This process rescales; Spark does if you pass
-    --conf, or if the checkpoint needs it. If the command is interrupted, run it again.
+    --conf, or if only Spark can write this state. If the command is interrupted, run it again.
     """
     changes = Changes(shards, partitions, pairs(rename, "--rename", "OLD=NEW"), continue_sinks=continue_sinks)
     original, state_dir = both_places(original, state_dir, options)

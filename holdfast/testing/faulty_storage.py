@@ -81,7 +81,7 @@ class Operation:
 
 
 class FaultyStorage(ObjectStorage):
-    """See the module.
+    """Delegates to a storage, except where a fault applies.
 
     `inner`: does the work; closed with this storage. `faults`: the first that fires acts on an operation, and later
     ones do not count it. `stop`: called by `stop` and `stop_after`.

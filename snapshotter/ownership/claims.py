@@ -254,7 +254,7 @@ class Claims:
             if is_due or newest is None or newest.holder.run_id != self._mine.run_id:
                 self._delete(old, besides)
             return Tenure(claim)
-        raise AssertionError("looks has raised")
+        raise AssertionError("unreachable: the last look raises")
 
     def _look(self, known: Claim | None) -> tuple[Claim | None, Sequence[Beside]]:
         try:

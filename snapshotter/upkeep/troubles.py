@@ -63,7 +63,7 @@ def report_trouble(shard: PrefixedStorage, what: str, error: Exception, in_a_row
 
 
 def _is_about(key: str, what: str) -> bool:
-    """Return whether a report is of a kind; all micro-batches are one kind."""
+    """Return whether a key is that of a report of this kind; reports of any micro-batch are of one kind."""
     match = NAME.fullmatch(key.rpartition("/")[2])
     return match is not None and (match[1] == what or (match[1].startswith(_BATCH) and what.startswith(_BATCH)))
 

@@ -55,7 +55,7 @@ class CallMeasures:
     rows_late: int = 0  #: Rows dropped as late; not in `rows`
 
     def with_news(self, age_ms: int | None, stored_bytes: int, failures: int) -> CallMeasures:
-        """Return the measures with the state server's news of snapshots."""
+        """Return the measures with the outcome of snapshots, as the state server reports it."""
         return replace(self, snapshot_lag_ms=age_ms, snapshot_bytes=stored_bytes, snapshot_failures=failures)
 
     def row(self) -> list[int | None]:

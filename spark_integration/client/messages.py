@@ -40,7 +40,7 @@ def field(message: Message, name: str, kind: type[_Kind]) -> _Kind:
     value = message.get(name)
     if type(value) is not kind:
         raise InvalidArgumentError(
-            f"a request to the state server needs {name!r} as {kind.__name__}", given=type(value).__name__
+            f"a request to the state server must have {name!r} of type {kind.__name__}", given=type(value).__name__
         )
     return value
 
@@ -124,7 +124,7 @@ def _policy(values: Mapping[str, int | None]) -> SnapshotPolicy:
     try:
         return SnapshotPolicy(**values)  # type: ignore[arg-type]  # a worker has made them of one
     except TypeError as exc:
-        raise ValueError("other fields") from exc
+        raise ValueError("unknown or missing fields") from exc
 
 
 @dataclass(frozen=True)

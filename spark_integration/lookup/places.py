@@ -114,7 +114,7 @@ def location_of(noted: NotedLocation, states: ObjectStorage, options: Mapping[st
         place = place._replace(authority="")
     if place.scheme != "file" and place.store != home.store:
         raise NotFoundError(
-            f"{_NOTED} is on a different store, which holdfast does not open unasked: if it is right, {_NAME_LOCATION}",
+            f"{_NOTED} is on a different store, which holdfast opens only on request: if it is right, {_NAME_LOCATION}",
             **facts,
         )
     with open_storage(str(place), options) as location:

@@ -89,7 +89,7 @@ _UNDESCRIBED = {
 
 @dataclass(frozen=True)
 class Accumulator(ABC):
-    """One aggregate, as it travels to the workers."""
+    """One aggregate, in the form sent to the workers."""
 
     name: str  #: The output column, and the prefix of the state's columns
     column: str | None  #: The input column; None for whole rows

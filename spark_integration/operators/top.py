@@ -394,7 +394,9 @@ class _Ranked:
         fold = name_folding(self.df)
         found = [f for f in self.others if f.name == name] or [f for f in self.others if fold(f.name) == fold(name)]
         if not found:
-            raise InvalidArgumentError("by names a key column, equal in all rows of a key: name another", column=name)
+            raise InvalidArgumentError(
+                "by names a grouping column, which cannot rank the rows of a key: name another column", column=name
+            )
         t = found[0].dataType
         is_plain = isinstance(t, AtomicType) and not isinstance(t, NullType)
         if not is_plain or (isinstance(t, StringType) and t != StringType()):

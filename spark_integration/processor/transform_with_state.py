@@ -306,7 +306,7 @@ class InitialState(TransformWithState):
 
 
 class _Calls:
-    """The calls of a processor during one call of a shard."""
+    """Calls the processor for each key during one call of a shard."""
 
     def __init__(self, step: TransformWithState, batch: ShardInput, transaction: Transaction) -> None:
         self._step = step

@@ -64,7 +64,7 @@ class _Operator:
     shards: OrderedDict[str, int] = field(default_factory=OrderedDict)
 
     def add(self, shards: Iterable[Path]) -> None:
-        """Register shards whose last call is unknown as called now."""
+        """Register shards whose last call is unknown, as if they were called now."""
         for path in shards:
             self.shards.setdefault(str(path), self.calls)
 
@@ -105,7 +105,7 @@ class ShardUse:
             operator.shards.move_to_end(directory)
 
     def count_existing(self, executor_directory: Path) -> None:
-        """Register durable shards left by earlier servers or failed calls as called now."""
+        """Register durable shards left by earlier servers or failed calls, as if they were called now."""
         for place, kept_ms in ((IN_MEMORY, SILENT_MS), (ON_DISK, KEPT_MS)):
             marks = _found(executor_directory / place, f"*/*/{SHARD_PREFIX}*/{DURABLE}")
             for folder, kind in {(mark.parents[1], _kind(mark.parent)) for mark in marks}:

@@ -82,7 +82,7 @@ class Snapshotting:
         self.counters |= {"snapshots_missed": 0, "clean_ups": 0, "deleted_objects": 0, "clean_up_errors": 0}
 
     def announce(self, message: Committed) -> SnapshotNews:
-        """Queue a version for a snapshot; return news of earlier snapshots, the same if the micro-batch is repeated."""
+        """Queue a version for a snapshot; return the outcome of earlier ones, the same to a repeated micro-batch."""
         if message.state_dir is None:
             return SnapshotNews()
         progress = self._progress_of(message)

@@ -267,7 +267,7 @@ class Coordinator:
             with suppress(ConflictError):
                 self._append(self._next(ending=ending))
                 return past, shown
-        raise AssertionError("looks has raised")
+        raise AssertionError("unreachable: the last look raises")
 
     def _past(self, others: Iterable[str] = ()) -> _Past:
         """List the work prepared so far by this query and by `others`, which it has replaced."""

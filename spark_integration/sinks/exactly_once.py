@@ -81,7 +81,7 @@ def exactly_once(sink: TwoPhaseSink, *, replaces: str | None = None, query_name:
         raise InvalidArgumentError("pass a sink from holdfast.sinks, or a TwoPhaseSink", given=type(sink).__name__)
     _defined.add(checked_sink(getattr(sink, "name", None)))
     if query_name is not None and not _NAME.fullmatch(query_name):
-        raise InvalidArgumentError("query_name must be letters, digits and -, at most 59", query_name=query_name)
+        raise InvalidArgumentError("query_name must have 1 to 59 letters, digits and hyphens", query_name=query_name)
     return ExactlyOnce(sink, replaces, query_name)
 
 

@@ -185,7 +185,7 @@ def _unpack(data: bytes, folder: Path, source: str, limit_bytes: int) -> tuple[d
             raise ValueError("it names a table twice")
         return tables, {str(name): _number(number) for name, number in metadata.get("columnFamilyMapping", {}).items()}
     except _NO_ARCHIVE as exc:
-        raise CorruptionError(f"{source} is not one of Spark's databases: {exc!r}") from exc
+        raise CorruptionError(f"{source} is not a database that Spark wrote: {exc!r}") from exc
 
 
 def _write(path: Path, data: Buffer) -> None:

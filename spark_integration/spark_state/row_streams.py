@@ -215,7 +215,7 @@ def _zstd_pieces(data: memoryview, source: str) -> Iterator[bytes]:
 
 def _snappy_blocks(data: memoryview, source: str) -> Iterator[bytes]:
     if bytes(data[: len(_SNAPPY_BEGIN)]) != _SNAPPY_BEGIN:
-        raise CorruptionError(f"{source} is not a stream of snappy-java's", size_bytes=len(data))
+        raise CorruptionError(f"{source} is not a snappy-java stream", size_bytes=len(data))
     stream = RowStream(bytes(data[len(_SNAPPY_BEGIN) + _SNAPPY_VERSIONS_BYTES :]), source, 0)
     while not stream.is_at_end():
         block = stream.sized()
@@ -296,7 +296,7 @@ def avro_binary(row: bytes, source: str) -> bytes | None:
     twice_size, at = _varint(row, at, source)
     size = twice_size >> 1
     if branch != _AVRO_PRESENT or twice_size & 1 or size > len(row) - at:
-        raise CorruptionError(f"{source} holds a row that is not Avro's", size_bytes=len(row))
+        raise CorruptionError(f"{source} holds a row that is not encoded in Avro", size_bytes=len(row))
     return row[at : at + size]
 
 
@@ -370,7 +370,9 @@ class RowStream:
             return
         while (kind := self._bytes(1)[0]) != _END:
             if kind not in (_PUT, _DELETE):  # pointers are put, never appended to
-                raise CorruptionError(f"{self._source} holds neither a put nor a delete", kind=kind, offset=self._at)
+                raise CorruptionError(
+                    f"{self._source} holds a record that is neither a put nor a delete", kind=kind, offset=self._at
+                )
             self._apply_row(rows, self.sized())
 
     def is_at_end(self) -> bool:

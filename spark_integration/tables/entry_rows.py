@@ -39,7 +39,7 @@ def first_number(version: int) -> int:
 
 
 def renumbered(run: Run, versions: int) -> Run:
-    """Renumber elements or their index entries as if written `versions` earlier, for a restored query."""
+    """Renumber list elements or their index entries as if written `versions` earlier: a restored query counts anew."""
     place = 1 + len(run.schema.key)  # the number is the last key column; hash and deletion mark come first
     if run.batch.column(place).type != pa.int64():
         raise CorruptionError("the table of a list has no element numbers", table=run.schema.name)

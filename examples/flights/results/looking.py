@@ -1,7 +1,7 @@
-"""Compares what a reader finds in a sink, at the kill and at the end, with what it must find.
+"""Compares the rows that a reader finds in a sink, at the kill and at the end, with the expected rows.
 
-Each row of the results has the number of its micro-batch and its subject's number of flights so far. So plain pandas
-can compute all expected rows from the flights and the boundaries of micro-batches.
+Each row of the results has a micro-batch's number, and the flights of a carrier, an aircraft or a route so far. So
+plain pandas can compute all expected rows from the flights and the boundaries of micro-batches.
 """
 
 from __future__ import annotations

@@ -33,11 +33,11 @@ _PLAIN = {
 
 
 def check_columns(schema: pa.Schema) -> None:
-    """Raise `SchemaMismatchError` for a type that readers would change, or names that differ at most in case."""
+    """Raise `SchemaMismatchError` for a type that readers would change, or equal names, ignoring case."""
     names = [field.name.lower() for field in schema]
     for column in schema:
         if names.count(column.name.lower()) > 1:
-            raise SchemaMismatchError("two column names differ at most in case: rename one", column=column.name)
+            raise SchemaMismatchError("two columns have the same name, ignoring case: rename one", column=column.name)
         problem = _problem(column.type)
         if problem:
             raise SchemaMismatchError(f"a column has a type that {problem}", column=column.name, type=str(column.type))
@@ -58,7 +58,7 @@ def _problem(t: pa.DataType) -> str | None:
     if pt.is_struct(t):
         names = [t.field(i).name.lower() for i in range(t.num_fields)]
         if len(set(names)) < len(names):
-            return "has two fields whose names differ at most in case: rename one"
+            return "has two fields with the same name, ignoring case: rename one"
         problems: Iterable[str | None] = (_problem(t.field(i).type) for i in range(t.num_fields))
         return next(filter(None, problems), None) if t.num_fields else "has no fields: drop it"
     return None if t in _PLAIN else "not every Parquet reader supports: cast it to a Spark type"

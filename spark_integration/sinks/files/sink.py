@@ -282,7 +282,9 @@ class Attempts:
             return None
         if PreparedAttempt.of(attempt.attempt, attempt.notes, files).digest != attempt.digest:
             raise CorruptionError(
-                "an attempt's notes differ from the decision", attempt=attempt.attempt, storage=self.storage.url
+                "an attempt's notes name different files than the decision",
+                attempt=attempt.attempt,
+                storage=self.storage.url,
             )
         return files
 

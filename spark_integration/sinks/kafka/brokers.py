@@ -150,7 +150,7 @@ class BrokerConnection:
                 self._socket = security.tls.wrap_socket(self._socket, server_hostname=address[0])
             code, self._known = self.ask(protocol.api_versions())
             if code or not self._known:
-                raise MalformedAnswerError(f"the broker lists no versions: {name_of(code)}")
+                raise MalformedAnswerError(f"the broker lists no API versions: {name_of(code)}")
             if security.login is not None:
                 self._log_in(security.login, clock.new_id() + clock.new_id())
         except BaseException:
@@ -175,10 +175,10 @@ class BrokerConnection:
         self._socket.sendall(struct.pack(">i", len(packet)) + packet)
         (size,) = struct.unpack(">i", self._read(4, end_ms))
         if not 4 <= size <= _ANSWER_MAX_BYTES:
-            raise MalformedAnswerError(f"an answer has {size} bytes")
+            raise MalformedAnswerError(f"a response has an invalid size: {size} bytes")
         answer = Response(self._read(size, end_ms), flexible=request.flexible)
         if answer.read("i") != (self._number,):
-            raise MalformedAnswerError("an answer belongs to another request")
+            raise MalformedAnswerError("a response belongs to another request")
         answer.skip_tags()
         return request.read(answer)
 
@@ -198,7 +198,7 @@ class BrokerConnection:
     def _wait_at_most(self, end_ms: int) -> None:
         left_ms = end_ms - self._monotonic_ms()
         if left_ms <= 0:
-            raise TimeoutError("the broker did not answer in time")
+            raise TimeoutError("the broker did not respond in time")
         self._socket.settimeout(left_ms / 1000)
 
     def _log_in(self, login: Login, nonce: str) -> None:
@@ -289,7 +289,7 @@ class Cluster:
         requests = [(address, protocol.describe_transactions(its)) for address, its in by_address.items()]
         found = [one for address, request in requests for one in self._ask(address, request)]
         if {one.transactional_id for one in found} != {*ids}:  # a coordinator also answers for unknown ids
-            raise MalformedAnswerError("an answer describes other transactions")
+            raise MalformedAnswerError("a response describes other transactions")
         return found
 
     def _addresses(self, keys: Sequence[str], *, group: bool = False) -> dict[str, Address]:
@@ -301,7 +301,7 @@ class Cluster:
                 raise refused(code, f"use the {'consumer group' if group else 'transactional id'}", name=key)
             self._coordinators[key, group] = (node.host, node.port)
         if any((key, group) not in self._coordinators for key in keys):
-            raise MalformedAnswerError("an answer lacks the coordinator")
+            raise MalformedAnswerError("a response lacks the coordinator")
         return {key: self._coordinators[key, group] for key in keys}
 
     def _patiently(self, name: str, ask: Callable[[], T], code_of: Callable[[T], int]) -> T:
@@ -324,7 +324,7 @@ class Cluster:
             except MalformedAnswerError as exc:
                 self._forget()
                 raise UnavailableError(
-                    "the broker's answer is not Kafka's: check that security.protocol and the port match the listener",
+                    "this is no Kafka broker: check that security.protocol and the port match the listener",
                     request=name,
                     reason=str(exc),
                     servers=self._shown(),
@@ -334,7 +334,7 @@ class Cluster:
                 self._forget()
             if clock.monotonic_ms() + pause_ms > end_ms:
                 raise UnavailableError(
-                    "the brokers did not answer in time", request=name, reason=reason, servers=self._shown()
+                    "the brokers did not respond in time", request=name, reason=reason, servers=self._shown()
                 )
             clock.sleep_ms(pause_ms)
             pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)

@@ -46,7 +46,7 @@ _UNREADABLE = ("ssl.keystore.location", "ssl.key.pem", "ssl.certificate.pem", "s
 
 @dataclass(frozen=True)
 class ClientOptions:
-    """Connection options of a sink in one query."""
+    """The options with which one query's sink connects to Kafka."""
 
     values: Mapping[str, str] = field(repr=False)  #: librdkafka's options, including ``bootstrap.servers``
 

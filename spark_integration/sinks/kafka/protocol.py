@@ -189,7 +189,7 @@ class Response:
         count = self._length("i")
         # Each item takes at least one byte: never allocate more items than remaining bytes.
         if count > len(self._body) - self._at:
-            raise MalformedAnswerError("an array exceeds the answer")
+            raise MalformedAnswerError("an array extends beyond the response")
         return [self._field(item) for _ in range(max(count, 0))]
 
     def _text(self) -> str | None:
@@ -204,7 +204,7 @@ class Response:
 
     def _take(self, size: int) -> bytes:
         if size > len(self._body) - self._at:
-            raise MalformedAnswerError("the answer ends too early")
+            raise MalformedAnswerError("the response ends too early")
         self._at += size
         return self._body[self._at - size : self._at]
 

@@ -359,7 +359,7 @@ def check_schema(schema: pa.Schema, topic: str | None) -> None:
     if topic is None and "topic" not in names:
         raise InvalidArgumentError("no topic is given: pass one to sinks.kafka, or add a column topic")
     if topic is not None and "topic" in names:
-        raise InvalidArgumentError("sink and rows both have a topic; drop the column, or the argument of sinks.kafka")
+        raise InvalidArgumentError("both sinks.kafka and the rows name a topic; drop the argument, or the column topic")
 
 
 def messages(rows: pa.RecordBatch, topic: str | None) -> Iterator[Message]:

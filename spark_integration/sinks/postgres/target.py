@@ -79,7 +79,7 @@ def require_room(column: pa.Array, name: str, into: PgType) -> None:
     if changed:
         what = "differs in length from the column, so PostgreSQL would change it" if is_fixed else "is too long"
         raise SchemaMismatchError(
-            f"a text {what}: alter the column to text, or change the text in the query",
+            f"a string {what}: alter the column to text, or change the string in the query",
             column=name,
             table_type=into.shown,
         )

@@ -131,7 +131,7 @@ def test_a_note_counts_only_if_what_is_there_agrees(lab: Lab, monkeypatch: pytes
 
     for elsewhere in ("s3a://attacker/q", "hdfs://nn:8020/q", "http://169.254.169.254/latest", "memory://q"):
         told = says(elsewhere)
-        assert "on a different store, which holdfast does not open unasked" in told
+        assert "on a different store, which holdfast opens only on request" in told
         assert f"checkpoint_location={elsewhere}" in told
     for wrong in ("s3://key:secret@bucket/q", "file://host/q", "simplecache::s3://b/q", "~/query", "C:\\q"):
         with pytest.raises(InvalidArgumentError):

@@ -375,7 +375,7 @@ def test_what_cannot_be_published_is_refused(repository: Path, tmp_path: Path) -
     job_a = sample_results.job_a()
     del job_a["engines"]["holdfast-rocksdb"]
     lacking = sample_results.write(tmp_path / "lacking", {**sample_results.full(), ("jobs", "job-a"): job_a})
-    with pytest.raises(InvalidArgumentError, match=r"engines without throughput.*holdfast-rocksdb"):
+    with pytest.raises(InvalidArgumentError, match=r"no throughput was measured.*holdfast-rocksdb"):
         published.publish(lacking, repository)
     wrong = sample_results.job_a() | {"equality": {"what": "all", "rows": 3, "equal": False}}
     unequal = sample_results.write(tmp_path / "unequal", {**sample_results.full(), ("jobs", "job-a"): wrong})

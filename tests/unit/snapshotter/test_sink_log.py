@@ -331,7 +331,7 @@ def take(storage: Crowded) -> int:
         number, _ = fence.newest()
         with suppress(ConflictError):
             return fence.take(number + 1, b"mine")[-1]
-    raise AssertionError("looks has raised")
+    raise AssertionError("unreachable: the last look raises")
 
 
 def test_many_may_begin_at_once() -> None:
@@ -341,5 +341,5 @@ def test_many_may_begin_at_once() -> None:
         storage.others = 40
         assert take(storage) == 41
         storage.others = 10**9
-        with pytest.raises(ConflictError, match="other processes won every attempt"):
+        with pytest.raises(ConflictError, match="other processes were first at every attempt"):
             take(storage)

@@ -365,7 +365,7 @@ def test_an_archive_that_cannot_be_unpacked_is_refused(tmp_path: Path, method: i
     packed = bytearray(data.getvalue())
     packed[50:58] = b"\xff" * 8  # behind the entry's header, and that of LZMA
     (tmp_path / "1.zip").write_bytes(packed)
-    with LocalStorage(str(tmp_path)) as partition, pytest.raises(CorruptionError, match="not one of Spark's"):
+    with LocalStorage(str(tmp_path)) as partition, pytest.raises(CorruptionError, match="not a database that Spark"):
         rocksdb_files.read_rows(partition, Named(1), "lz4", "ours", LIMIT)
 
 
