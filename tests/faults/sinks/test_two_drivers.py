@@ -25,7 +25,7 @@ FIRST, _, END = os.environ.get("HOLDFAST_TEST_OVERLAPS", "10" if LONG else "3").
 OVERLAPS = range(int(FIRST or 0), int(END))
 # By the sink; by Spark's own log, of commits or of offsets.
 LOST = (
-    "another driver of this query has ",
+    "driver of this query has ",
     "[CONCURRENT_STREAM_LOG_UPDATE]",
     "Multiple streaming queries are concurrently using",
 )

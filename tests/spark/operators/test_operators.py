@@ -397,7 +397,7 @@ def sessions_by(key: str) -> Callable[[Any], Any]:
         (lambda s: s.dropDuplicates(["nope"]), AnalysisException, "nope"),
         (lambda s: s.groupBy("user").top(0, by="x"), InvalidArgumentError, "a number of rows"),
         (lambda s: s.groupBy("user").top(3, by="nope"), AnalysisException, "nope"),
-        (lambda s: s.groupBy("user").top(3, by="user"), InvalidArgumentError, "by names a key"),
+        (lambda s: s.groupBy("user").top(3, by="user"), InvalidArgumentError, "by names a grouping column"),
         (lambda s: s.groupBy("user").top(3, by=[]), InvalidArgumentError, "by must be a column name"),
         (lambda s: s.groupBy("user").top(3, by="x", ascending=[True, False]), InvalidArgumentError, "one for each"),
         (lambda s: s.groupBy("user").top(3, by="x", emit="rows"), InvalidArgumentError, "'list' or 'changes'"),

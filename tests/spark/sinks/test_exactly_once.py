@@ -117,7 +117,7 @@ def test_a_restart_by_the_same_function_takes_frame_and_settings_as_they_are_now
     shown.run()
     shown.feed(FED[1])
     shown.frame = rows.selectExpr("key", "1L as m", "v as total")
-    with pytest.raises(StreamingQueryException, match="other columns"):
+    with pytest.raises(StreamingQueryException, match="different columns"):
         shown.run()
     shown.frame = rows.selectExpr("key", "1L as n", "v as total")
     shown.lab.configure({"state.dir": str(shown.lab.folder / "elsewhere")})
@@ -131,7 +131,7 @@ def test_other_columns_in_a_later_micro_batch_are_no_longer_those_of_the_first(s
     inner = shown.function
     shown.function = lambda frame, batch_id: inner(frame.withColumnRenamed("n", "m" if batch_id else "n"), batch_id)
     shown.feed(*FED[:2])
-    with pytest.raises(StreamingQueryException, match="other columns"):
+    with pytest.raises(StreamingQueryException, match="different columns"):
         shown.run()
     assert shown.rows() == totals(FED[0])
 
