@@ -223,14 +223,20 @@ class _Merged:
 
 def _stored(merged: _Merged, entries: EntryRows, keys: Keys) -> list[Entries]:
     """Return the stored sessions that touch `merged`; of keys with many sessions, only those near it are read."""
-    are_many = entries.are_many(keys)
-    few, new = np.flatnonzero(~are_many), np.flatnonzero(are_many[merged.key])
-    others = keys.take(few) if len(new) else keys
     found: list[Entries] = []
-    for some in entries.scan(others):
-        found += merged.touching([replace(some, places=few[some.places])])
-        if entries.are_many(others).any():  # which this scan has shown
-            return _stored(merged, entries, keys)
+    are_many, is_left = entries.are_many(keys), np.ones(len(keys), np.bool_)
+    while len(few := np.flatnonzero(is_left & ~are_many)):
+        is_left = np.zeros(len(keys), np.bool_)
+        for some in entries.scan(keys.take(few)):
+            found += merged.touching([replace(some, places=few[some.places])])
+            are_many = entries.are_many(keys)
+            if are_many[few].any():  # as this scan has shown; all keys of smaller hashes are done
+                is_left = keys.hashes >= keys.hashes[few[some.places]].max(initial=0)
+                break
+        if are_many.any():
+            is_done = ~(is_left | are_many)
+            found = [some.take(np.flatnonzero(is_done[some.places])) for some in found]
+    new = np.flatnonzero(are_many[merged.key])
     if len(new):
         found += merged.touching(_near(merged.key[new], merged.start[new], merged.end[new], entries, keys))
     return found

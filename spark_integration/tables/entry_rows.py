@@ -98,7 +98,7 @@ class EntryRows:
         return self._values
 
     def scan(self, keys: Keys, near: Ranges | None = None) -> Iterator[Entries]:
-        """Yield the unexpired entries of distinct grouping keys, in any order.
+        """Yield the unexpired entries of distinct grouping keys, in the order of their hashes.
 
         `near` limits them to entries whose first own key column is in a range of their grouping key; skipped entries
         cost almost nothing.

@@ -24,6 +24,9 @@ from holdfast.spark_integration.vectorised.batch import ShardBatch
 class EmbeddedShard:
     """Runs a function over tables of rows, of which some columns are the keys."""
 
+    #: Few, so that keys which share a hash are usual.
+    HASHES = 5
+
     def __init__(
         self, folder: Path, function: ShardFunction, keys: Sequence[str], backend: type[Backend] = MemoryBackend
     ) -> None:
@@ -46,8 +49,7 @@ class EmbeddedShard:
     ) -> list[dict[str, Any]]:
         """Run a micro-batch; return its output."""
         keys = rows.select(self._keys).combine_chunks()
-        # A poor hash, so that keys which share one are usual.
-        hashes = pa.array([sum(repr(key).encode()) % 5 for key in keys.to_pylist()], pa.int64())
+        hashes = pa.array([sum(repr(key).encode()) % self.HASHES for key in keys.to_pylist()], pa.int64())
         times = BatchTimes(processing_ms, watermark_ms, self.earliest_ms, self._previous_ms)
         output: list[dict[str, Any]] = []
         with self.store.begin(self.pointer) as transaction:

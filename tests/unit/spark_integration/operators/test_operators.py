@@ -231,6 +231,25 @@ def test_a_key_with_very_many_sessions_is_not_read_whole_to_learn_it(
         assert sorted(grown) == sorted(t for _, t in users[9_999::5_000])
 
 
+def test_keys_beside_those_with_very_many_sessions_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many keys turn out to have very many: no read begins again at the first key."""
+    monkeypatch.setattr(RocksDBBackend, "share_bytes", lambda _: 0)
+    monkeypatch.setattr(FunctionShard, "HASHES", 2**31)
+    monkeypatch.setattr(crowds, "CROWD_ROWS", 100)
+    monkeypatch.setattr(reads, "RUN_ROWS", 250)
+    users = [(n * "u", 2 * GAP * i) for n in range(80) for i in range(90 if n % 4 else 300)]
+    with tempfile.TemporaryDirectory() as folder:
+        one = FunctionShard(Path(folder), sessions(), ["user"], RocksDBBackend)
+        one.run(table([(user, t, t + GAP, 1) for user, t in users]), 0)
+        one.maintain()
+        one.run(table([("bob", 0, GAP, 1)]), 0)
+        OPEN.forget()
+        read = rows_read(monkeypatch)
+        one.run(table([(n * "u", GAP, 2 * GAP, 1) for n in range(80)]), 0)
+        assert 60 * 90 < sum(read) < len(users)
+        assert [row["n"] for row in one.stored("s.state") if row["n"] > 1] == 80 * [3]
+
+
 def merged(parts: list[tuple[int, int, list[Any]]]) -> list[tuple[int, int, list[Any]]]:
     found: list[tuple[int, int, list[Any]]] = []
     for start, end, values in sorted(parts, key=lambda part: part[:2]):
