@@ -164,7 +164,7 @@ class Run:
         return Run(self.schema, filter_rows(self.batch, is_found))
 
     def near(self, prefixes: Keys) -> Run:
-        """Return the rows with the hash of one of `prefixes`, which ascend; of a crowd, only rows in their ranges."""
+        """Return the rows with the hash of one of the ascending `prefixes`; from a crowd, only rows in their ranges."""
         limits = _limits_of(prefixes) if isinstance(prefixes, KeyRanges) else None
         found = self.crowds.find((self.hashes, self.keys), prefixes.hashes, limits)
         total = found.total
@@ -173,7 +173,7 @@ class Run:
         return Run(self.schema, take(self.batch, found.rows))
 
     def _rows_near(self, hashes: HashArray, keys: pa.RecordBatch) -> IntArray:
-        """Return the rows with one of `hashes`, which ascend; of a crowd, only rows with a number of its `keys`."""
+        """Return the rows with one of the ascending `hashes`; from a crowd, only rows whose number is in `keys`."""
 
         def limits(column: int, asked: slice) -> Limits | None:
             numbers = numbers_of(keys.column(column)[asked].drop_null())

@@ -77,7 +77,7 @@ class Crowds:
         hashes: HashArray,
         limits: Callable[[int, slice], Limits | None] | None,
     ) -> Stretches:
-        """Return the rows with one of the ascending `hashes`; of a crowd, only rows within its limits, if any.
+        """Return the rows with one of the ascending `hashes`; for a crowd with limits, only those within them.
 
         `rows` are the run's hashes and keys. `limits` is given a crowd's searchable column and the slice of `hashes`
         that the crowd shares; it returns None if all rows of the crowd are wanted.

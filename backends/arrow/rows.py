@@ -358,7 +358,7 @@ def _order(columns: list[pa.Array]) -> IntArray:
 
 
 def _is_constant(column: pa.Array) -> bool:
-    """Return whether all values are equal, like the times of index rows often; False if checking is costly."""
+    """Return whether all values are equal, as the times of index rows often are; False if checking is costly."""
     is_whole = pa.types.is_integer(column.type) or pa.types.is_timestamp(column.type)
     if not is_whole or not len(column) or column.null_count:
         return False

@@ -125,7 +125,7 @@ class StreamingJob(Job, ABC):
         """Return the streaming rows: grouping columns, and the columns that the job aggregates."""
 
     def verify(self, settings: Mapping[str, str], places: Places, table: str, *, ours: bool) -> dict[str, Any]:
-        """Compare a table of the final state with the right one, for jobs that can compute it."""
+        """Compare a table of the final state with the expected one, for jobs that can compute that."""
         return {}
 
     def numbers(self, spark: SparkSession) -> DataFrame:
@@ -150,11 +150,11 @@ class SparkJob(StreamingJob, ABC):
 
     @abstractmethod
     def combine(self, old: Mapping[str, pa.Array], new: pa.Table) -> pa.Table:
-        """Return the new state of keys from their `old` state (null if absent) and the `new` rows'."""
+        """Return the new state of keys: their `old` state (null if absent) combined with that of the `new` rows."""
 
     @abstractmethod
     def aggregates(self) -> list[Column]:
-        """Return the same as Spark's aggregations, named like the columns of `state`."""
+        """Return the same computation as Spark aggregations, named like the columns of `state`."""
 
     def stateful(self, batch: holdfast.ShardBatch) -> pa.Table:
         """Add a micro-batch to its keys' state: the function for holdfast."""

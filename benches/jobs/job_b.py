@@ -121,7 +121,7 @@ class JobB(SparkJob):
 
 
 def _page(characters: int) -> Column:
-    """Return a URL with this many characters, of which a quarter is random; short ones are more random."""
+    """Return a URL with this many characters, a quarter of them random; in short URLs, a larger share."""
     whole = len(_PAGE) + _DIGITS + len(_ABOUT_PAGE)
     if characters > whole:
         more = F.sequence(F.lit(1), F.lit(characters // whole))

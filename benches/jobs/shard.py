@@ -129,8 +129,8 @@ class Restore(ShardJob):
 class Size(ShardJob):
     """Micro-batches on a state of some size, its snapshot and its restore.
 
-    Merges run in the background and local files are not synced, as below a state server. A small micro-batch, which
-    does not count, follows each.
+    Merges run in the background and local files are not synced, as below a state server. Each micro-batch is followed
+    by a small one that does not count.
     """
 
     name = "size"
@@ -198,7 +198,7 @@ class Shard:
         return committed
 
     def some_numbers(self, keys: int, most: int) -> np.ndarray:
-        """Draw the numbers of about `most` keys evenly."""
+        """Draw the numbers of about `most` keys, all equally likely."""
         return np.unique(self.chance.integers(0, keys, most))
 
     def look_up(self, pointer: Pointer, keys: Keys) -> None:

@@ -1,7 +1,7 @@
 """Queries 5, 7, 8, 11 and 12: windows and sessions.
 
 Query 5 counts bids by auction in windows of 10 s that start every 2 s, and finds the auction with the most bids in each
-window; of several it finds the oldest, the published query all. Query 7 finds the highest bid of each window. Query 8
+window: in a tie the oldest, where the published query finds all. Query 7 finds the highest bid of each window. Query 8
 finds new people who sell in the same window; it needs no join, since a new person has a name and a seller an auction.
 
 Query 11 counts the bids of a bidder in a session, which a bid joins up to 10 s after the session's last bid, as in

@@ -115,7 +115,7 @@ class Program:
     """A peer's program and its options.
 
     `options` extend the common part of an order. A program that does not end by itself waits for more files, and is
-    killed. If it does not work in pieces, it has no micro-batches, and only the time of all rows is meaningful.
+    killed. Without `in_pieces`, its output shows no micro-batches, and only the time of all rows is meaningful.
     """
 
     environment: Environment
@@ -175,7 +175,7 @@ class PeerRun:
         self._lines = self._read_lines()
 
     def until(self, enough: Callable[[], bool]) -> None:
-        """Follow the program until `enough` or its end; raise if it fails or prints nothing for minutes."""
+        """Follow the program until it ends or `enough` is true; raise if it fails or prints nothing for minutes."""
         with self._log.open("ab") as log:
             for line in self._lines:
                 if not self._progress.take(line, time.monotonic()):

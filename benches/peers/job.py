@@ -145,7 +145,7 @@ class FromFiles(ByProcessor):
         )
 
     def verify(self, settings: Mapping[str, str], places: Places, table: str, *, ours: bool) -> dict[str, Any]:
-        """Compare all counts and sums, as read from the checkpoint, with pyarrow's; the floor has none."""
+        """Compare all counts and sums, as read from the checkpoint, with pyarrow's; the floor keeps no state."""
         if not table:
             return {}
         spark = session(settings)

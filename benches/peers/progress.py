@@ -100,7 +100,7 @@ class Progress:
 
 
 def equality(what: str, found: pa.Table, expected: pa.Table) -> dict[str, object]:
-    """Return a comparison of equal tables as documents store it; raise `CorruptionError` if they differ."""
+    """Check that two tables are equal; return the entry for the results document. Raises `CorruptionError`."""
     if not found.equals(expected):
         wrong = set(map(tuple, _rows(found))) ^ set(map(tuple, _rows(expected)))
         raise CorruptionError(

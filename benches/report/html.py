@@ -1,7 +1,7 @@
 """The report as one HTML file without scripts or external resources.
 
 A content security policy in its head forbids scripts and requests, even if a document contains hostile names; Jinja2
-escapes all values, too. Bars are drawn in table cells beside their figures, so that the page works without seeing them.
+escapes all values, too. Bars are drawn in table cells beside figures that say the same to readers who cannot see them.
 Tables fold with ``<details>``, and colours follow the reader's light or dark mode.
 """
 

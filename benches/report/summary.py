@@ -40,7 +40,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Choice:
-    """The backend for one load, with reasons; `settled` if the turns show how it compares with every other."""
+    """The backend to choose for one load, and why; `settled` if the turns show how it compares with all others."""
 
     backend: str
     reason: str
@@ -240,7 +240,7 @@ def _read_crossing(found: Summary, answer: Answer) -> None:
 
 
 def _contenders(answer: Answer, labels: list[str] | None = None) -> dict[str, str]:
-    """Return the entries by backend of the API that was measured with most backends."""
+    """Return the entries, by backend, of the API that was measured with the most backends."""
     by_way: dict[str, dict[str, str]] = {}
     for label in answer.labels if labels is None else labels:
         backend, engine = answer.name(label).backend, answer.engine(label)

@@ -108,7 +108,7 @@ def _latencies(document: Document) -> Sheet:
 
 
 def _against_plain(document: Document) -> Sheet:
-    """Compare each sink with its plain way: throughput, and the extra time of a small micro-batch."""
+    """Compare each sink with plain writes to its target: throughput, and the extra time of a small micro-batch."""
     rows = []
     for label, engine in document["engines"].items():
         for name in engine["runs"][0]["phases_ms"][0]:

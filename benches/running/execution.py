@@ -230,7 +230,7 @@ class Execution:
         tell(step, seconds, f"{run['rows_per_second']:,.0f} rows a second" if "rows_per_second" in run else "done")
 
     def _give_up(self, step: Step, why: str) -> None:
-        """Mark a label as failed, unless the end of the time cut off a later turn: earlier turns still count."""
+        """Mark a label as failed, unless time ran out during a later turn: the earlier turns still count."""
         if step.turn == 0 or time.monotonic() < self._end_s:
             self._failed[step.label] = why
 

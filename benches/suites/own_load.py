@@ -129,7 +129,7 @@ def _require_possible(shape: Shape) -> None:
 
 
 def _fitting(shape: Shape) -> _Plan:
-    """Return the plan with the most turns that have enough micro-batches; if even one turn has not, with fewer keys."""
+    """Return the plan with the most turns that fit, each with enough micro-batches; if none fits, with fewer keys."""
     for turns, least in _TURNS:
         if _Plan(shape, turns).counted >= least:
             return _Plan(shape, turns)

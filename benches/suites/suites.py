@@ -123,7 +123,7 @@ def micro(profile: Profile) -> list[Measurement]:
 
 
 def durability(profile: Profile) -> list[Measurement]:
-    """The cost of durable state; a quick run measures only the wait for the user's own distant store."""
+    """The cost of durable state; a quick run measures only the wait for the user's own remote store."""
     shape = profile.shape
     if profile.quick:
         own = JobA(rows=shape.rows, keys=shape.keys, partitions=shape.shards, batches=4, warmup=2)

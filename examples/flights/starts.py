@@ -68,7 +68,7 @@ class StartWatch:
         return Start(session_ms - self._begun_ms, first_call_ms - self._begun_ms, now_ms - self._begun_ms)
 
     def _places(self) -> set[Path]:
-        """Return the query's directories of all executors."""
+        """Return the query's directories in each executor's local directory."""
         try:
             query_id = json.loads((self._query / "metadata").read_text())["id"]
         except (FileNotFoundError, ValueError):

@@ -1,4 +1,4 @@
-"""Quix Streams: its state store in process, used as for a message, without Kafka.
+"""Quix Streams without Kafka: its state store in this process, used as it would be for each message.
 
 Measured: for each row a read and a write of the key's state through the store's transaction, which encodes values as
 JSON, and a periodic flush of the transaction. Not measured: consumers, producers, (de)serialisation, and the changelog
