@@ -19,7 +19,7 @@ from holdfast.errors import CorruptionError, InvalidArgumentError
 
 SLOWER, FASTER, SAME, UNKNOWN = "slower", "faster", "no difference", "cannot tell"
 RATIO, ENTRY = "ratio", "entry"
-# Of a normal distribution: the quartiles' distance in standard deviations, and the error of a median by that of a mean.
+# For a normal distribution: the interquartile range in standard deviations, and a median's error relative to a mean's.
 _QUARTILES, _MEDIAN = 1.349, 1.2533
 # Times are rounded to a tenth of a millisecond.
 _SHORTEST_MS = 0.05

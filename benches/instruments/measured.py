@@ -155,7 +155,7 @@ class Measured:
     #: If counted: requests to the durable storage by kind, bytes in each direction, files of Spark's checkpoint.
     storage: dict[str, float] = field(default_factory=dict)
     start_ms: float | None = None  # from the start of the engine's process to its first read, if measured
-    #: What was compared with the right result, the number of rows, and that they are equal.
+    #: What was compared with the expected result, the number of rows, and that they are equal.
     equality: dict[str, Any] = field(default_factory=dict)
 
 

@@ -84,8 +84,8 @@ class Environment:
         tell(f"installing {self.version()}: about {self.unpacked_mb} MB below {self.folder.parent}")
         _run([sys.executable, "-m", "venv", "--clear", str(self.folder)], self.peer)
         pip = [str(self.python), "-m", "pip", "--disable-pip-version-check", "--quiet"]
-        # --no-deps: for a requirement with an extra pip would look up the newest version, and refuse it since the lock
-        # has no hash of it. `pip check` finds gaps in the lock.
+        # --no-deps: otherwise pip would look up the newest version of a requirement with an extra, and refuse it as
+        # the lock has no hash for it. `pip check` finds gaps in the lock.
         _run([*pip, "install", "--no-deps", "--require-hashes", "-r", str(self.requirements)], self.peer)
         _run([*pip, "check"], self.peer)
         (self.folder / _READY).touch()

@@ -30,7 +30,7 @@ _REQUESTS = 3
 _WIDTH = 108
 _FILL_ROWS, _FILL_BYTES = 1_000_000, 160 << 20
 _BATCH_BYTES_MAX = 512 << 20
-# Turns, and the least counted micro-batches of each; fewer are enough if they are long.
+# Turns, and the minimum of counted micro-batches in each; fewer are enough if they are long.
 _TURNS = ((3, 12), (2, 8), (1, 4))
 _LONG_S, _COUNTED_LONG = 10.0, 2
 _COUNTED_MAX = 40

@@ -259,7 +259,7 @@ def nexmark(profile: Profile) -> list[Measurement]:
         query = QUERIES[number]
         job = Nexmark(query=number, batches=6, warmup=3) if profile.quick else Nexmark(query=number)
         by_key = [] if query.by_key is None else ["nexmark-memory-by-key"]
-        # Spark 4.0 lacks `transformWithState` by Row, which queries need that its own operators cannot express.
+        # Spark 4.0 lacks `transformWithState` by Row, needed for queries that its own operators cannot express.
         is_on_spark = not by_key or hasattr(GroupedData, "transformWithState")
         engines, baseline = (NEXMARK, NEXMARK_ON_SPARK) if is_on_spark else (NEXMARK[:-1], "")
         name, question = f"query-{int(number):02}", f"Nexmark {number}, {query.title}: how fast is it?"

@@ -218,5 +218,5 @@ def _remove(job: Job, results: Results, console: Console) -> None:
     if not Path(job.state_dir).is_relative_to(job.folder):
         with stored(job) as storage:
             storage.delete([found.key for found in storage.list("")])
-            with suppress(HoldfastError):  # listing uploads may be forbidden; unfinished uploads are no objects
+            with suppress(HoldfastError):  # listing uploads may be forbidden; unfinished uploads are not objects
                 storage.abort_unfinished_uploads("", before_ms=_END_OF_TIME_MS)
