@@ -49,7 +49,7 @@ _COLOURS = {"running": "green", "stopped": "", "stale": "yellow", "failing": "re
     "--checkpoint-location",
     "location",
     metavar="LOCATION",
-    help="A query's checkpointLocation, to read its pace from Spark's log. Default: the one recorded in the directory.",
+    help="A query's checkpointLocation: Spark's log there tells its pace. Default: the one recorded in the directory.",
 )
 def inspect(
     url: str, operator: str | None, options: dict[str, str], as_json: bool, with_shards: bool, location: str | None

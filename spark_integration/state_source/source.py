@@ -153,7 +153,7 @@ class ReadOptions:
         if "table" in values and "statevarname" in values:
             raise InvalidArgumentError("table and stateVarName are one option: name the table once")
         if not values.get("path", "").strip("/"):
-            raise InvalidArgumentError("load the path of a savepoint: its directory, a slash, and its name")
+            raise InvalidArgumentError("load the path of a savepoint: <directory>/<name>")
         changes_from = _changes_from(values)
         of_query = next((name for name in _OF_QUERY if name.lower() in values), None)
         if of_query is not None and "statedir" not in values:
@@ -338,7 +338,7 @@ class SavedTable:
         """Find the table that the options name. Raises `InvalidArgumentError`, `NotFoundError`, `CorruptionError`."""
         target, _, name = options.path.rstrip("/").rpartition("/")
         if not target or not name:
-            raise InvalidArgumentError("load the path of a savepoint: its directory, a slash, and its name")
+            raise InvalidArgumentError("load the path of a savepoint: <directory>/<name>")
         place = StoragePlace(target, options.storage)
         with place.open() as storage:
             try:
