@@ -132,8 +132,8 @@ class StateOperator:
 
     number: int  #: From 0, in the query's plan
     host: str  #: Spark's name of the operator
-    partitions: int = 0  #: Partitions of its state; 0 if its stores differ from a pointer operator's
-    variables: tuple[str, ...] = ()  #: Names of its state variables, if any
+    partitions: int  #: Partitions of its state; 0 if its stores differ from a pointer operator's
+    variables: tuple[str, ...]  #: Names of its state variables, if any
     #: What Spark keeps of ``transformWithState``: modes, and variables
     properties: Mapping[str, Any] = field(default_factory=dict)
 
@@ -404,14 +404,14 @@ def _each(read: Callable[..., Rows], partitions: Collection[int], executor: Exec
                 yield large
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StatefulStep(StateOperator):
     """A stateful operator of Spark, with its pointers after a micro-batch."""
 
-    is_ours: bool = False  #: Whether its state consists of holdfast's pointers
-    has_timeout: bool = False  #: Whether each pointer has a timeout
+    is_ours: bool  #: Whether its state consists of holdfast's pointers
+    has_timeout: bool  #: Whether each pointer has a timeout
     #: By holdfast operator and directory; shards that never had rows have no pointers
-    pointers: Mapping[str, Mapping[str, list[PointerRow]]] = field(default_factory=dict)
+    pointers: Mapping[str, Mapping[str, list[PointerRow]]]
 
 
 def modes_of(properties: Mapping[str, Any], number: int) -> dict[str, str]:

@@ -216,7 +216,7 @@ def test_the_originals_state_directory_is_refused_without_rows(tmp_path: Path, m
         location.put("metadata", b'{"id":"5d1f"}')
         location.put("offsets/0", b'v1\n{"conf":{}}\n-')
         location.put("commits/0", b'v1\n{"nextBatchWatermarkMs":0}')
-    step = StatefulStep(0, "applyInPandasWithState", is_ours=True)
+    step = StatefulStep(0, "applyInPandasWithState", 0, (), is_ours=True, has_timeout=False, pointers={})
     monkeypatch.setattr(copies, "stored_steps", lambda *_: [step])
     durable = tmp_path / "durable"
     spark: Any = SimpleNamespace(conf=SimpleNamespace(getAll={"spark.holdfast.state.dir": str(durable)}))

@@ -47,8 +47,10 @@ from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests import sink_logs
 from tests.damage import flipped
 
-DEDUPLICATION = StatefulStep(0, "dedupe", is_ours=False, has_timeout=False, pointers={})
-TOTALS = StatefulStep(1, "applyInPandasWithState", is_ours=True, has_timeout=False, pointers={"totals": {"totals": []}})
+DEDUPLICATION = StatefulStep(0, "dedupe", 0, (), is_ours=False, has_timeout=False, pointers={})
+TOTALS = StatefulStep(
+    1, "applyInPandasWithState", 0, (), is_ours=True, has_timeout=False, pointers={"totals": {"totals": []}}
+)
 
 
 class Query:
