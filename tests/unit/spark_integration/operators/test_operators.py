@@ -210,6 +210,18 @@ def test_a_key_with_very_many_sessions_costs_as_its_near_ones(monkeypatch: pytes
         assert ends[starts[3_000]] == starts[3_001] + GAP
 
 
+@contextmanager
+def moved_sessions(begins: list[tuple[str, int]]) -> Iterator[FunctionShard]:
+    """Yield a shard whose sessions lie in RocksDB, as a process finds them that has read none."""
+    with tempfile.TemporaryDirectory() as folder:
+        one = FunctionShard(Path(folder), sessions(), ["user"], RocksDBBackend)
+        one.run(table([(user, t, t + GAP, 1) for user, t in begins]), 0)
+        one.maintain()
+        one.run(table([("bob", 0, GAP, 1)]), 0)
+        OPEN.forget()
+        yield one
+
+
 @pytest.mark.parametrize("others", [0, 300])
 def test_a_key_with_very_many_sessions_is_not_read_whole_to_learn_it(
     others: int, monkeypatch: pytest.MonkeyPatch
@@ -218,12 +230,7 @@ def test_a_key_with_very_many_sessions_is_not_read_whole_to_learn_it(
     monkeypatch.setattr(RocksDBBackend, "share_bytes", lambda _: 0)
     monkeypatch.setattr(reads, "RUN_ROWS", 1_100)
     users = [("ann", 2 * GAP * i) for i in range(20_000)] + [(f"user {i}", 0) for i in range(others)]
-    with tempfile.TemporaryDirectory() as folder:
-        one = FunctionShard(Path(folder), sessions(), ["user"], RocksDBBackend)
-        one.run(table([(user, t, t + GAP, 1) for user, t in users]), 0)
-        one.maintain()
-        one.run(table([("bob", 0, GAP, 1)]), 0)
-        OPEN.forget()
+    with moved_sessions(users) as one:
         read = rows_read(monkeypatch)
         one.run(table([(user, t + GAP, t + 2 * GAP, 1) for user, t in users[9_999::5_000]] * 2), 0)
         assert 0 < sum(read) < 5_000
@@ -238,12 +245,7 @@ def test_keys_beside_those_with_very_many_sessions_are_read_once(monkeypatch: py
     monkeypatch.setattr(crowds, "CROWD_ROWS", 100)
     monkeypatch.setattr(reads, "RUN_ROWS", 250)
     users = [(n * "u", 2 * GAP * i) for n in range(80) for i in range(90 if n % 4 else 300)]
-    with tempfile.TemporaryDirectory() as folder:
-        one = FunctionShard(Path(folder), sessions(), ["user"], RocksDBBackend)
-        one.run(table([(user, t, t + GAP, 1) for user, t in users]), 0)
-        one.maintain()
-        one.run(table([("bob", 0, GAP, 1)]), 0)
-        OPEN.forget()
+    with moved_sessions(users) as one:
         read = rows_read(monkeypatch)
         one.run(table([(n * "u", GAP, 2 * GAP, 1) for n in range(80)]), 0)
         assert 60 * 90 < sum(read) < len(users)
